@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backends: what each promises (`Contract`, plain data), what each can be told (`...Config`), and the list.
+// Everything here is pure and safe from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "tokenyard/params.h"
+
+namespace tokenyard {
+
+enum class OutputLayout : std::uint8_t {
+  kNone,       // nothing is moved
+  kEveryRank,  // [sum of tokens, ...]: every rank's rows in rank order
+  kCompact,    // [n_recv, ...]: one row per (token, rank), ordered by (source rank, token)
+  kRankMajor,  // [num_ranks, tokens_per_rank, ...]: row = token index of the source rank
+};
+enum class IdSpace : std::uint8_t {
+  kCargo,   // ids travel like any payload and are not looked at
+  kGlobal,  // ids as dispatched; unused rows carry the invalid id
+  kLocal,   // this rank's experts count from 0; -1 for other ranks' experts
+};
+enum class WeightRule : std::uint8_t { kNone, kCaller };  // who multiplies by topk_weights
+enum class Reduction : std::uint8_t { kNone, kSumOverRanks };
+enum class HandleUse : std::uint8_t { kNone, kOnce, kReplay };
+enum class Ownership : std::uint8_t { kNone, kView, kViewOrOwned };
+enum class CountsOn : std::uint8_t { kNone, kHost };
+
+[[nodiscard]] std::string_view name(OutputLayout value);
+[[nodiscard]] std::string_view name(IdSpace value);
+[[nodiscard]] std::string_view name(WeightRule value);
+[[nodiscard]] std::string_view name(Reduction value);
+[[nodiscard]] std::string_view name(HandleUse value);
+[[nodiscard]] std::string_view name(Ownership value);
+[[nodiscard]] std::string_view name(CountsOn value);
+
+// What a backend takes, gives and promises. A DispatchInput member that the contract does not use is refused.
+struct Contract {
+  OutputLayout output_layout = OutputLayout::kNone;
+  IdSpace id_space = IdSpace::kCargo;
+  // The id that marks "not an expert here" in the result; -1, or MoeParams::invalid_expert_id for kGlobal.
+  bool invalid_id_configurable = false;
+  WeightRule weights_applied_by = WeightRule::kNone;
+  Reduction combine_reduces = Reduction::kNone;
+  CountsOn counts_on = CountsOn::kNone;
+  HandleUse handle_use = HandleUse::kNone;
+  Ownership output_ownership = Ownership::kNone;
+  int max_in_flight = 0;  // operations whose output may be a live view at once
+  bool capturable = false;
+  int num_experts_multiple_of = 1;
+  bool takes_topk_ids = false;
+  bool topk_ids_required = false;
+  bool takes_router_logits = false;
+  bool takes_extra_payloads = false;
+  bool takes_eplb_stats = false;
+  bool takes_runtime_max_tokens = false;
+  bool takes_num_worst_tokens = false;
+  bool takes_num_tokens_per_rank = false;
+  bool takes_expert_alignment = false;
+  bool takes_bias = false;
+  bool returns_weights = false;
+  // Growth and per-call rows narrower than MoeParams::hidden_size.
+  bool grows = false;
+};
+
+// What `AgRsAll2AllManager` does: all-gather, reduce-scatter.
+struct AllGatherConfig {
+  // Room for DispatchInput::extra_payloads, summed over the tensors of one call.
+  std::int64_t extra_payload_bytes_per_token = 1024;
+};
+
+// What `DeepEPHTAll2AllManager` does: compact rows, cached handles.
+struct HighThroughputConfig {
+  int max_num_sms = 20;  // cap of set_num_sms
+  // 0: the window holds a whole round of the params. Otherwise the window takes at most this many bytes, and a round
+  // that does not fit goes through it in sub-rounds, with the same result in memory that the handle owns.
+  std::int64_t window_byte_budget = 0;
+};
+
+// What `FlashInferNVLinkOneSidedManager` does: rank-major rows for a list of payloads.
+struct OneSidedConfig {
+  std::int64_t extra_payload_bytes_per_token = 0;
+  // Entries of DispatchInput::eplb_local_stats; 0: none are taken.
+  int eplb_stats_num_experts = 0;
+  // Rows of combine cross as f8e4m3 (plain cast, saturating) instead of the expert output's dtype.
+  bool use_low_precision_combine = false;
+};
+
+// What `PassThroughAll2AllManager` does: nothing; creation is an error that says why.
+struct PassthroughConfig {};
+
+using BackendConfig = std::variant<AllGatherConfig, HighThroughputConfig, OneSidedConfig, PassthroughConfig>;
+
+struct Support {
+  enum class State : std::uint8_t { kUsable, kUnusable, kUndetermined };
+  State state = State::kUsable;
+  std::string reason;  // empty when usable
+};
+
+struct BackendInfo {
+  std::string_view name;
+  std::string_view seed_class;                // the class of the seed pages; accepted as an alias
+  std::span<const std::string_view> aliases;  // the strings that vLLM uses
+  std::string_view use_when;                  // one clause for tables
+  Contract contract;
+  BackendConfig default_config;
+  bool moves_tokens = true;
+};
+
+// Every backend of this build, in the order of docs/contracts.md.
+[[nodiscard]] std::span<const BackendInfo> backends();
+
+// By name, alias or seed class. Throws kInvalidArgument listing the names; the seed's base class is refused with the
+// reason that it is no backend.
+[[nodiscard]] const BackendInfo& find_backend(std::string_view name_or_alias);
+[[nodiscard]] const BackendInfo& find_backend(const BackendConfig& config);
+
+// Whether the backend works on this machine. No collective work.
+[[nodiscard]] Support probe(const BackendInfo& backend);
+
+// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does.
+[[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
+// Bytes of the largest dispatch output (all payloads) of one rank.
+[[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
+
+}  // namespace tokenyard

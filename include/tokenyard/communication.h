@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// `Communication`: the one class that moves tokens, whatever the backend.
+//
+//   dispatch  sends each token of this rank to the ranks that own its experts and gives this rank the rows that other
+//             ranks (and itself) sent here;
+//   combine   takes one row per received row, already run through this rank's experts, and returns each token's sum
+//             over ranks to where the token came from.
+//
+// Sums are fp32 and in rank order: each rank's row is rounded once to the wire dtype, products and sums round
+// separately, then come biases, then one rounding to the output's dtype. So results are bitwise repeatable.
+//
+// Thread rule: one thread at a time per communication, its handles and results. Different communications, also of
+// one group, are independent. A round allocates nothing and makes no system call besides waiting.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tokenyard/backends.h"
+#include "tokenyard/dispatch.h"
+#include "tokenyard/error.h"
+#include "tokenyard/group.h"
+#include "tokenyard/params.h"
+#include "tokenyard/tensor.h"
+
+namespace tokenyard {
+
+namespace communication {
+class Core;
+}  // namespace communication
+
+enum class EngineKind : std::uint8_t { kAutomatic, kHost };
+
+enum class LogLevel : std::uint8_t { kDebug, kInfo };
+
+struct CommunicationOptions {
+  EngineKind engine = EngineKind::kAutomatic;
+  // Every wait is bounded by this; a peer that shows signs of life gets at most twice as long.
+  std::chrono::milliseconds deadline{30'000};
+  // The deadline of the first operation of each phase, when peers may still be loading or compiling.
+  std::chrono::milliseconds first_round_deadline{300'000};
+  int num_threads = 1;  // threads per rank that copy and sum; results do not depend on it
+  // Memory for outputs that are neither in DispatchOptions::into nor a view of the window (compact and every-rank
+  // layouts). When set, such outputs are owned: the library never frees them. Called with bytes > 0.
+  std::function<void*(std::int64_t bytes, Device device)> allocate_output;
+  // Called on the creating thread, or inside the call it reports. Debug: sizes and arguments; info: rank, ranks,
+  // hidden size, window bytes at creation.
+  std::function<void(LogLevel, std::string_view)> log;
+  // The number before the first operation's epoch; equal on all ranks. For tests of wrap-around.
+  std::uint32_t initial_epoch = 0;
+};
+
+struct Layout {                                         // of `RouteQuery::layout`, valid until the next call
+  std::span<const std::int32_t> num_tokens_per_rank;    // [num_ranks]
+  std::span<const std::int32_t> num_tokens_per_expert;  // [num_experts], rows (duplicates count once)
+  TensorView is_token_in_rank;                          // [num_tokens, num_ranks] u8, 0 or 1
+};
+
+// Interfaces that only some backends have; `Communication::get` returns null for the others.
+
+// The two halves of each phase. The send half returns when this rank's input may be reused.
+class SplitPhases final {
+ public:
+  Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
+  // May be repeated with other `into` tensors after kOverflow.
+  Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
+  Status combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options);
+  Status combine_receive(Handle& handle, TensorView& output);
+
+ private:
+  friend class communication::Core;
+
+  explicit SplitPhases(communication::Core& core) : core_(&core) {}
+
+  communication::Core* core_;
+};
+
+// What a dispatch of these ids would send where. Local, no communication.
+class RouteQuery final {
+ public:
+  Layout layout(const TensorView& topk_ids);
+
+ private:
+  friend class communication::Core;
+
+  explicit RouteQuery(communication::Core& core) : core_(&core) {}
+
+  communication::Core* core_;
+};
+
+// The share of the machine that a backend may use.
+class SmBudget final {
+ public:
+  // Sets min(n, the cap given at creation); may rise again. Throws kInvalidArgument for n < 1.
+  void set_num_sms(int num_sms);
+
+  [[nodiscard]] int num_sms() const { return num_sms_; }
+
+  [[nodiscard]] int max_sms_used() const { return 0; }  // the host engine uses none
+
+ private:
+  friend class communication::Core;
+
+  explicit SmBudget(int cap) : cap_(cap), num_sms_(cap) {}
+
+  int cap_;
+  int num_sms_;
+};
+
+// Growth of a communication that several layers share.
+class Growth final {
+ public:
+  // Collective when anything grows: makes room for `params` and `extra_payload_bytes_per_token` besides what fits
+  // already; tokens, combine row and dispatch bytes are each their own maximum. A request within all three returns
+  // without collective work. Old handles then fail with kReplaced. Throws kInvalidState with an operation open, and
+  // kMismatch on every rank, with the old window kept, when ranks ask for different sizes.
+  void reserve(const MoeParams& params, std::int64_t extra_payload_bytes_per_token);
+
+ private:
+  friend class communication::Core;
+
+  explicit Growth(communication::Core& core) : core_(&core) {}
+
+  communication::Core* core_;
+};
+
+// Waiting as this rank has seen it; names the straggler before it is a fault.
+struct PeerStatistics {
+  std::vector<std::chrono::nanoseconds> waited;  // [num_ranks], since creation
+  std::int64_t num_dispatches = 0;
+  std::int64_t num_combines = 0;
+};
+
+class Communication final {
+ public:
+  Communication(Communication&&) noexcept;
+  Communication& operator=(Communication&&) noexcept;
+  Communication(const Communication&) = delete;
+  Communication& operator=(const Communication&) = delete;
+  // Frees what is local without waiting for anyone; `destroy` is the polite, collective way.
+  ~Communication();
+
+  [[nodiscard]] const BackendInfo& backend() const;
+  [[nodiscard]] const Contract& contract() const;
+  [[nodiscard]] const MoeParams& params() const;
+  [[nodiscard]] const BackendConfig& config() const;
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int num_ranks() const;
+  [[nodiscard]] std::int64_t window_bytes() const;
+
+  // Collective and blocking. Bad arguments throw on this rank and make every other rank's dispatch return kAborted
+  // naming it; the next dispatch works. kMismatch is thrown on every rank alike.
+  Status dispatch(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
+
+  // Blocking; waits only for ranks that owe rows. `output` is [num_tokens, hidden] of the caller; bf16, f16 or f32.
+  // The handle is used up unless the contract says kReplay. A combine that throws or returns kAborted ends the round.
+  Status combine(Handle& handle, const CombineInput& input, const CombineOptions& options, TensorView& output);
+
+  // Window memory to write expert output into, in the shape that combine takes; combine then copies nothing. Not
+  // defined when there is none (another open handle holds it, dtype is not of this communication's width, or
+  // all_gather with unequal sizes): bring your own tensor. Valid until the handle's combine returns.
+  [[nodiscard]] TensorView combine_input(const Handle& handle, Dtype dtype);
+
+  // The sticky fault, or kOk. Never blocks.
+  Status poll() const;
+  // Collective, bounded: forgets a sticky fault and every open operation.
+  Status reset();
+  // Collective, bounded, idempotent: waits until no rank needs this rank's window, then frees it.
+  Status destroy();
+
+  [[nodiscard]] PeerStatistics statistics() const;
+
+  // SplitPhases, RouteQuery, SmBudget, Growth; null where the backend has none.
+  template <class Interface>
+  [[nodiscard]] Interface* get();
+
+ private:
+  friend Communication create_communication(const Group&,
+                                            const MoeParams&,
+                                            const BackendConfig&,
+                                            const CommunicationOptions&);
+  explicit Communication(std::unique_ptr<communication::Core> core);
+  std::unique_ptr<communication::Core> core_;
+};
+
+template <>
+SplitPhases* Communication::get<SplitPhases>();
+template <>
+RouteQuery* Communication::get<RouteQuery>();
+template <>
+SmBudget* Communication::get<SmBudget>();
+template <>
+Growth* Communication::get<Growth>();
+
+// Collective over the group, same order on all ranks. Compares params and config first and names the first field that
+// differs with each rank's value (kMismatch); returns when every window is mapped and zeroed. When one rank fails
+// (memory, say), all throw with that rank's reason.
+[[nodiscard]] Communication create_communication(const Group& group,
+                                                 const MoeParams& params,
+                                                 const BackendConfig& config,
+                                                 const CommunicationOptions& options = {});
+// The backend by name or alias, with its default config.
+[[nodiscard]] Communication create_communication(const Group& group,
+                                                 const MoeParams& params,
+                                                 std::string_view backend,
+                                                 const CommunicationOptions& options = {});
+
+}  // namespace tokenyard

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What dispatch and combine take and give. Shapes are written [rows, columns]; all views are borrowed.
+// Thread rule: plain data and one move-only handle; see communication.h for when they may be used.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tokenyard/tensor.h"
+
+namespace tokenyard {
+
+namespace communication {
+class Core;
+struct HandlePool;
+struct Route;
+}  // namespace communication
+
+// cudaStream_t; ignored by the host engine.
+struct Stream {
+  void* native = nullptr;
+};
+
+// Borrowed until the operation is complete. Rows may be strided (last dimension contiguous). A member that the
+// backend's Contract does not use is refused when set.
+struct DispatchInput {
+  TensorView hidden_states{};        // [num_tokens, row]: params.dtype, or one-byte rows of a quantised format
+  TensorView topk_ids{};             // [num_tokens, top_k] i32 or i64; not given on replay
+  TensorView topk_weights{};         // [num_tokens, top_k] f32, bf16 or f16
+  TensorView hidden_states_scale{};  // [num_tokens, *], row-aligned with hidden_states
+  TensorView router_logits{};        // [num_tokens, *]
+  TensorView eplb_local_stats{};     // [n] i32, gathered to [num_ranks, n]
+  std::span<const TensorView> extra_payloads{};  // each [num_tokens, *] of any dtype, opaque; at most 16
+};
+
+class Handle;
+struct DispatchResult;
+
+struct DispatchOptions {
+  // Use this handle's route again, with new rows and without ids (Contract::handle_use == kReplay).
+  const Handle* replay = nullptr;
+  // all_gather: rows of each rank; checked against what the ranks really send. Empty: taken from the ranks.
+  std::span<const std::int64_t> num_tokens_per_rank{};
+  // one_sided: tokens_per_rank of the result; own tokens <= it <= max_tokens_per_rank; equal on all ranks.
+  std::optional<std::int64_t> runtime_max_tokens_per_rank{};
+  // high_throughput: fixed number of result rows; the tail has ids -1 and weights 0. Rows beyond are dropped, counted
+  // here and at their origins.
+  std::optional<std::int64_t> num_worst_tokens{};
+  int expert_alignment = 1;  // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
+  int num_sms = 0;           // 0: the library chooses; the host engine has none to spend
+  // The caller's tensors for outputs; a member that is not defined is a view of the window, or comes from
+  // CommunicationOptions::allocate_output. A tensor with room for more rows than needed is taken.
+  const DispatchResult* into = nullptr;
+  Stream stream{};
+};
+
+// Counts of one dispatch as this rank sees them. The vectors keep their capacity between rounds.
+struct RowCounts {
+  std::int64_t num_rows = 0;                    // rows received (compact, every rank), or routed here (rank major)
+  std::int64_t tokens_per_rank = 0;             // rank major: rows of each source rank's block
+  std::int64_t dropped_rows = 0;                // beyond num_worst_tokens
+  std::vector<std::int64_t> rows_per_source;    // [num_ranks]
+  std::vector<std::int64_t> tokens_per_source;  // [num_ranks]: tokens each rank dispatched
+  // [num_local_experts]: rows with at least one route to the expert; an expert chosen twice by a token counts once.
+  std::vector<std::int64_t> rows_per_expert;
+  std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
+};
+
+// What a dispatch returns and its combine consumes. Move-only; it owns the route, never rows. A handle that dies
+// unused releases its rows without any collective work. May outlive the communication; using it then throws.
+class Handle {
+ public:
+  Handle() = default;
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle();
+
+  // Whether a dispatch filled it (it may be used up since).
+  [[nodiscard]] bool valid() const { return route_ != nullptr; }
+
+ private:
+  friend class communication::Core;
+  Handle(std::shared_ptr<communication::HandlePool> pool, communication::Route* route);
+  // Shared because a handle may outlive its communication and must then still be safe to destroy.
+  std::shared_ptr<communication::HandlePool> pool_;
+  communication::Route* route_ = nullptr;
+};
+
+// Reuse one object for round after round: nothing is then allocated. A handle still in it when the next dispatch
+// begins dies first. Views are valid until combine(handle) is issued or the handle dies.
+struct DispatchResult {
+  TensorView hidden_states{};
+  TensorView hidden_states_scale{};
+  TensorView topk_ids{};  // in the dtype given
+  TensorView topk_weights{};
+  TensorView router_logits{};
+  TensorView eplb_gathered_stats{};  // [num_ranks, n] i32
+  std::vector<TensorView> extra_payloads{};
+  RowCounts counts{};
+  Handle handle{};
+};
+
+struct CombineInput {
+  // One row per row of the dispatch result, in its order and layout (rank major also as [num_ranks *
+  // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts.
+  TensorView expert_output{};
+  TensorView topk_weights{};         // high_throughput: [n_recv, top_k] f32 to bring back to their tokens
+  std::array<TensorView, 2> bias{};  // high_throughput: [num_tokens, hidden] of the output's dtype, added in order
+};
+
+struct CombineOptions {
+  // Where CombineInput::topk_weights of all ranks come back to: [num_tokens, top_k] f32.
+  TensorView topk_weights_output{};
+  int num_sms = 0;
+  Stream stream{};
+};
+
+}  // namespace tokenyard
