@@ -108,7 +108,9 @@ struct BackendInfo {
   std::string_view use_when;                  // one clause for tables
   Contract contract;
   BackendConfig default_config;
+  // False for a backend that leaves dispatch and combine to others; creating it throws with the reason.
   bool moves_tokens = true;
+  std::string_view unusable_reason;
 };
 
 // Every backend of this build, in the order of docs/contracts.md.

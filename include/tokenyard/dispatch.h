@@ -108,7 +108,8 @@ struct DispatchResult {
 
 struct CombineInput {
   // One row per row of the dispatch result, in its order and layout (rank major also as [num_ranks *
-  // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts.
+  // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts. Each row is rounded once
+  // to the wire dtype: MoeParams::dtype, or f8e4m3 with OneSidedConfig::use_low_precision_combine.
   TensorView expert_output{};
   TensorView topk_weights{};         // high_throughput: [n_recv, top_k] f32 to bring back to their tokens
   std::array<TensorView, 2> bias{};  // high_throughput: [num_tokens, hidden] of the output's dtype, added in order

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door. Every target does all of its set-up, also on a fresh Debian 12 or Ubuntu 24.04; second calls are quick.
+#
+#   make run             the main job: a layer's tokens to its experts and back, through every backend
+#   make test            build everything and run every test
+#   make bench           the main job with more rounds, ranks as threads and as processes
+#   make check           format, clang-tidy, budgets, public headers
+#   make test-sanitize   the tests under address+undefined, then under the thread sanitizer
+#   make docs            write the generated pages anew
+#   make install         install to PREFIX (/usr/local)
+
+PRESET ?= release
+PREFIX ?= /usr/local
+BUILD := build/$(PRESET)
+
+.PHONY: run test bench check test-sanitize docs install clean
+.DEFAULT_GOAL := run
+
+# Configures a preset when its folder is new; Ninja does it again by itself when a CMake file changes.
+build/%/build.ninja:
+	@cmake --preset $*
+
+.PRECIOUS: build/%/build.ninja
+
+define program
+	@tools/install_packages build test
+	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@cmake --build --preset $(PRESET) --target tokenyard_program
+endef
+
+run:
+	$(program)
+	@$(BUILD)/tokenyard run
+
+test:
+	@tools/install_packages build test
+	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@cmake --build --preset $(PRESET)
+	@ctest --preset $(PRESET)
+
+bench:
+	$(program)
+	@$(BUILD)/tokenyard run --num-rounds 20
+	@$(BUILD)/tokenyard run --num-rounds 20 --rank-kind processes
+
+check:
+	@tools/install_packages build test check
+	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@tools/check $(BUILD)
+
+test-sanitize:
+	@tools/install_packages build test
+	@for preset in asan tsan; do \
+	  echo "== $$preset"; \
+	  $(MAKE) --no-print-directory build/$$preset/build.ninja && \
+	  tools/without_aslr cmake --build --preset $$preset && \
+	  tools/without_aslr ctest --preset $$preset || exit 1; \
+	done
+
+docs:
+	$(program)
+	@$(BUILD)/tokenyard info --markdown > docs/contracts.md
+
+install:
+	@tools/install_packages build test
+	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@cmake --build --preset $(PRESET)
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf build

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/job.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "tokenyard/communication.h"
+#include "tokenyard/error.h"
+
+#include "cli/fp8_rows.h"
+
+namespace tokenyard::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Ranks compute while others wait in a group's barrier, not in an operation, so operations need little time.
+constexpr std::chrono::milliseconds kDeadline{60'000};
+
+MoeParams params_of(const MoeLayer& layer, const JobOptions& options, std::int64_t largest_share) {
+  const bool fp8 = options.dispatch_dtype == DispatchDtype::kFp8;
+  return {.num_experts = layer.num_experts(),
+          .top_k = layer.top_k(),
+          .hidden_size = layer.hidden_size(),
+          .max_tokens_per_rank = static_cast<int>(std::max<std::int64_t>(largest_share, 1)),
+          .dtype = Dtype::kBf16,
+          .dispatch_format = fp8 ? DispatchFormat::kFp8Block128 : DispatchFormat::kNone};
+}
+
+CommunicationOptions communication_options(const JobOptions& options) {
+  CommunicationOptions result;
+  result.deadline = kDeadline;
+  result.first_round_deadline = kDeadline;
+  result.num_threads = options.num_threads;
+  return result;
+}
+
+void require_ok(const Status& status) {
+  if (!status.ok()) throw Error(ErrorCode::kPeerFailed, status.message(), status.fault.rank, status.fault.peer);
+}
+
+double microseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+// One rank's part of a job. Members are reused from round to round.
+class RankJob {
+ public:
+  RankJob(const BackendInfo& backend,
+          const MoeLayer& layer,
+          const JobOptions& options,
+          const MoeParams& params,
+          const Group& group)
+      : group_(group),
+        contract_(backend.contract),
+        hidden_size_(params.hidden_size),
+        first_expert_(first_local_expert(params, group.rank(), group.num_ranks())),
+        experts_(layer, first_expert_, num_local_experts(params, group.rank(), group.num_ranks())),
+        communication_(create_communication(group, params, backend.default_config, communication_options(options))) {}
+
+  void set_tokens(const MoeLayer& layer, TokenRange tokens, DispatchDtype dtype) {
+    const TensorView rows = layer.hidden_states().rows(tokens.first, tokens.count);
+    input_ = {.hidden_states = rows,
+              .topk_ids = layer.topk_ids().rows(tokens.first, tokens.count),
+              .topk_weights = layer.topk_weights().rows(tokens.first, tokens.count)};
+    if (dtype == DispatchDtype::kBf16) return;
+    fp8_rows_ = quantise_fp8_rows(rows);
+    input_.hidden_states = fp8_rows_.codes_view();
+    input_.hidden_states_scale = fp8_rows_.scales_view();
+  }
+
+  PhaseTimes run_round(TensorView output) {
+    PhaseTimes times;
+    group_.barrier();
+    Clock::time_point start = Clock::now();
+    require_ok(communication_.dispatch(input_, {}, received_));
+    times.dispatch_us = microseconds_since(start);
+
+    start = Clock::now();
+    const TensorView expert_output = expert_output_view();
+    experts_.compute({.hidden_states = received_.hidden_states,
+                      .hidden_states_scale = received_.hidden_states_scale,
+                      .topk_ids = received_.topk_ids,
+                      .topk_weights = received_.topk_weights,
+                      .first_id = contract_.id_space == IdSpace::kLocal ? 0 : first_expert_},
+                     expert_output);
+    times.expert_us = microseconds_since(start);
+
+    group_.barrier();
+    start = Clock::now();
+    require_ok(communication_.combine(received_.handle, {.expert_output = expert_output}, {}, output));
+    times.combine_us = microseconds_since(start);
+    return times;
+  }
+
+  [[nodiscard]] std::int64_t rows_received() const { return received_.counts.num_rows; }
+
+  void finish() { require_ok(communication_.destroy()); }
+
+ private:
+  // The window's own memory where there is some, else memory of the same shape.
+  TensorView expert_output_view() {
+    const TensorView window = communication_.combine_input(received_.handle, Dtype::kBf16);
+    if (window.defined()) return window;
+    const auto num_dims = static_cast<std::size_t>(received_.hidden_states.num_dims);
+    std::array<std::int64_t, kMaxDims> shape = received_.hidden_states.shape;
+    shape[num_dims - 1] = hidden_size_;
+    const auto elements = std::accumulate(shape.begin(), shape.begin() + num_dims, std::int64_t{1}, std::multiplies{});
+    own_expert_output_.resize(static_cast<std::size_t>(elements));
+    return {own_expert_output_.data(), Dtype::kBf16, std::span<const std::int64_t>(shape.data(), num_dims)};
+  }
+
+  const Group& group_;
+  const Contract& contract_;
+  int hidden_size_;
+  int first_expert_;
+  LocalExperts experts_;
+  Communication communication_;
+  Fp8Rows fp8_rows_;
+  DispatchInput input_;
+  DispatchResult received_;
+  std::vector<std::uint16_t> own_expert_output_;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+double median_of_slowest(const JobMemory& memory, const JobOptions& options, double PhaseTimes::*phase) {
+  std::vector<double> slowest(static_cast<std::size_t>(options.num_rounds));
+  for (int round = 0; round < options.num_rounds; ++round) {
+    double& time = slowest[static_cast<std::size_t>(round)];
+    for (int rank = 0; rank < options.num_ranks; ++rank)
+      time = std::max(time, memory.times(rank, round).*phase);
+  }
+  return median(std::move(slowest));
+}
+
+JobReport summarise(const MoeLayer& layer, const JobOptions& options, const JobMemory& memory) {
+  JobReport report;
+  std::vector<float> expected;
+  const auto hidden = static_cast<std::size_t>(layer.hidden_size());
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    const TokenRange tokens = memory.tokens(rank);
+    const auto values = static_cast<std::size_t>(tokens.count) * hidden;
+    const auto reference = layer.expected_output().subspan(static_cast<std::size_t>(tokens.first) * hidden, values);
+    expected.insert(expected.end(), reference.begin(), reference.end());
+    const auto* output = memory.output(rank).as<const std::uint16_t>();
+    report.output.insert(report.output.end(), output, output + values);
+    report.rows_per_rank.push_back(memory.rows_received(rank));
+    report.num_tokens += tokens.count;
+  }
+  report.relative_error = relative_error(report.output, expected);
+  report.times = {.dispatch_us = median_of_slowest(memory, options, &PhaseTimes::dispatch_us),
+                  .expert_us = median_of_slowest(memory, options, &PhaseTimes::expert_us),
+                  .combine_us = median_of_slowest(memory, options, &PhaseTimes::combine_us)};
+  return report;
+}
+
+}  // namespace
+
+std::string_view name(DispatchDtype dtype) {
+  return dtype == DispatchDtype::kFp8 ? "fp8" : "bf16";
+}
+
+double error_limit(DispatchDtype dtype) {
+  return dtype == DispatchDtype::kFp8 ? 2e-2 : 4e-3;
+}
+
+// [rows received per rank] [times per rank and round] [output of all ranks]
+JobMemory::JobMemory(const MoeLayer& layer, const JobOptions& options)
+    : num_rounds_(options.num_rounds), hidden_size_(layer.hidden_size()) {
+  std::int64_t num_tokens = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    TokenRange range = tokens_of_rank(layer.num_tokens(), rank, options.num_ranks);
+    range.count = std::min(range.count, options.max_tokens_per_rank);
+    tokens_.push_back(range);
+    num_tokens += range.count;
+  }
+  times_offset_ = options.num_ranks * static_cast<std::int64_t>(sizeof(std::int64_t));
+  const auto times_bytes = static_cast<std::int64_t>(sizeof(PhaseTimes)) * options.num_ranks * num_rounds_;
+  output_offset_ = times_offset_ + times_bytes;
+  segment_ = system::Segment::create(output_offset_ + num_tokens * hidden_size_ * size_of(Dtype::kBf16));
+}
+
+TensorView JobMemory::output(int rank) const {
+  std::int64_t rows_before = 0;
+  for (int other = 0; other < rank; ++other)
+    rows_before += tokens(other).count;
+  std::byte* data = segment_.data() + output_offset_ + rows_before * hidden_size_ * size_of(Dtype::kBf16);
+  return {data, Dtype::kBf16, {tokens(rank).count, hidden_size_}};
+}
+
+std::int64_t& JobMemory::rows_received(int rank) const {
+  return reinterpret_cast<std::int64_t*>(segment_.data())[rank];
+}
+
+PhaseTimes& JobMemory::times(int rank, int round) const {
+  return reinterpret_cast<PhaseTimes*>(segment_.data() + times_offset_)[rank * num_rounds_ + round];
+}
+
+std::int64_t JobMemory::largest_share() const {
+  return std::ranges::max(tokens_, {}, &TokenRange::count).count;
+}
+
+JobReport run_job(const BackendInfo& backend, const MoeLayer& layer, const JobOptions& options) {
+  const JobMemory memory(layer, options);
+  const MoeParams params = params_of(layer, options, memory.largest_share());
+  run_ranks(options.rank_kind, options.num_ranks, [&](const Group& group) {
+    RankJob job(backend, layer, options, params, group);
+    job.set_tokens(layer, memory.tokens(group.rank()), options.dispatch_dtype);
+    for (int round = 0; round < options.num_rounds; ++round) {
+      memory.times(group.rank(), round) = job.run_round(memory.output(group.rank()));
+    }
+    memory.rows_received(group.rank()) = job.rows_received();
+    job.finish();
+  });
+  return summarise(layer, options, memory);
+}
+
+}  // namespace tokenyard::cli

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of everything a caller passes, before any traffic. Each function throws tokenyard::Error with the values and
+// what would be right, and has no other effect on failure.
+#pragma once
+
+#include "communication/backend.h"
+#include "communication/handle.h"
+#include "tokenyard/communication.h"
+
+namespace tokenyard::communication {
+
+// What arguments are checked against.
+struct Limits {
+  const Backend* backend = nullptr;
+  MoeParams params{};
+  Plan plan{};
+  int rank = 0;
+  int num_ranks = 1;
+};
+
+void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options);
+
+// Fills the request, kinds and planes of `route`. `replay` is the round to take the route from, or null.
+void prepare_dispatch(const Limits& limits, const DispatchInput& input, const DispatchOptions& options,
+                      const engine::Round* replay, Route& route);
+
+[[nodiscard]] engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input,
+                                                     const Route& route);
+
+// Everything of the target but the output, which may come with the receive half.
+[[nodiscard]] engine::CombineTarget prepare_target(const Limits& limits, const CombineInput& input,
+                                                   const CombineOptions& options, const Route& route);
+void check_output(const Limits& limits, const TensorView& output, const Route& route);
+void check_bias_dtypes(const engine::CombineTarget& target);
+
+// A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
+// unless empty.
+void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows);
+
+}  // namespace tokenyard::communication

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communication/backend.h"
+
+#include <limits>
+
+#include "tokenyard/error.h"
+
+namespace tokenyard::communication {
+
+protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks) {
+  const std::int64_t rows = static_cast<std::int64_t>(num_ranks) * params.max_tokens_per_rank;
+  if (rows > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::to_string(num_ranks) + " ranks with " + std::to_string(params.max_tokens_per_rank) +
+                    " tokens each are more than 2^31 - 1 rows");
+  }
+  // Ids are cargo where tokens go to every rank, and cross in the caller's dtype: up to 8 bytes each.
+  const std::int64_t id_bytes = protocol::routed(placement) ? 4 : 8;
+  protocol::WindowShape shape;
+  shape.num_ranks = num_ranks;
+  shape.tokens_per_chunk = protocol::chunk_tokens(dispatch_bytes_per_token(params));
+  shape.max_tokens = params.max_tokens_per_rank;
+  shape.placement = placement;
+  // Each of values and scales is rounded up, and another split of the same bytes may round up more than this one.
+  shape.row_capacity = protocol::align_up(value_bytes_per_token(params), protocol::kRowAlignment) +
+                       protocol::align_up(scale_bytes_per_token(params), protocol::kRowAlignment) +
+                       2 * protocol::kRowAlignment +
+                       protocol::align_up(params.top_k * id_bytes, protocol::kRowAlignment) +
+                       protocol::align_up(params.top_k * 4, protocol::kRowAlignment);
+  shape.combine_row_bytes = params.hidden_size * size_of(params.dtype);
+  return shape;
+}
+
+}  // namespace tokenyard::communication

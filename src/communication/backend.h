@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a backend's folder provides: data and pure functions. The communication knows no backend by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "protocol/layout.h"
+#include "protocol/round_spec.h"
+#include "tokenyard/backends.h"
+
+namespace tokenyard::communication {
+
+// A field of a config as text, for comparing it between ranks.
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+// How the engines run a configured backend.
+struct Plan {
+  protocol::RoundSpec spec{};
+  protocol::WindowShape shape{};
+};
+
+struct Backend {
+  BackendInfo info{};
+  // Throws kInvalidArgument for a config that makes no sense, kUnsupported for a backend that moves nothing. `params`
+  // are valid.
+  Plan (*plan)(const MoeParams& params, const BackendConfig& config, int num_ranks) = nullptr;
+  Fields (*fields)(const BackendConfig& config) = nullptr;
+  // The config with room for `extra` bytes a token; only where Contract::grows.
+  BackendConfig (*with_extra_capacity)(const BackendConfig& config, std::int64_t extra) = nullptr;
+  std::int64_t (*extra_capacity)(const BackendConfig& config) = nullptr;
+};
+
+// The parts of a window's shape that follow from the params alone.
+[[nodiscard]] protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks);
+
+}  // namespace tokenyard::communication

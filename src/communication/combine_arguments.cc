@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "communication/arguments.h"
+#include "tokenyard/error.h"
+
+namespace tokenyard::communication {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
+
+bool is_float(Dtype dtype) { return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32; }
+
+bool rank_major(const Limits& limits) { return limits.plan.spec.placement == protocol::Placement::kRankMajor; }
+
+void check_hidden(const Limits& limits, const TensorView& rows, std::string_view what) {
+  const std::string label(what);
+  if (!is_float(rows.dtype)) {
+    refuse(label + " is " + rows.describe() + "; its dtype must be bf16, f16 or f32");
+  }
+  const std::int64_t hidden = rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
+  const bool narrower = limits.backend->info.contract.grows && hidden > 0 && hidden < limits.params.hidden_size;
+  if (hidden != limits.params.hidden_size && !narrower) {
+    refuse(label + " is " + rows.describe() + "; rows of hidden_size " + std::to_string(limits.params.hidden_size) +
+           (limits.backend->info.contract.grows ? " or less" : "") + " are expected");
+  }
+}
+
+// [num_ranks, tokens_per_rank, hidden] with any strides that keep rows apart and contiguous inside.
+void check_rank_major(const Limits& limits, const TensorView& rows, const Route& route) {
+  if (rows.shape[0] != limits.num_ranks || rows.shape[1] != route.round.tokens_per_rank) {
+    refuse("expert_output is " + rows.describe() + "; it must be [" + std::to_string(limits.num_ranks) + ", " +
+           std::to_string(route.round.tokens_per_rank) + ", hidden] or the same rows in two dimensions");
+  }
+  if (rows.shape[2] != 1 && rows.strides[2] != 1) {
+    refuse("expert_output is " + rows.describe() + "; the elements of a row must be contiguous");
+  }
+  if (rows.data == nullptr) refuse("expert_output is " + rows.describe() + " and has no memory");
+  if (rows.device.kind != DeviceKind::kCpu) refuse("expert_output is not in host memory");
+}
+
+void check_expert_output(const Limits& limits, const TensorView& rows, const Route& route) {
+  if (!rows.defined()) refuse("expert_output is not given");
+  if (rows.num_dims == 3 && rank_major(limits)) {
+    check_rank_major(limits, rows, route);
+  } else {
+    if (rows.num_dims != 2) refuse("expert_output is " + rows.describe() + "; it must be [rows, hidden]");
+    std::int64_t right = std::min(route.round.num_rows, route.round.row_limit);
+    if (rank_major(limits)) right = limits.num_ranks * route.round.tokens_per_rank;
+    // With num_worst_tokens the tail may be handed back as well.
+    const bool with_tail = !rank_major(limits) && rows.shape[0] == route.request.row_limit;
+    check_rows(rows, "expert_output", with_tail ? rows.shape[0] : right);
+  }
+  check_hidden(limits, rows, "expert_output");
+}
+
+void check_weights(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
+  const std::string label(what);
+  if (!limits.backend->info.contract.returns_weights) {
+    refuse("`" + std::string(limits.backend->info.name) + "` brings no weights back; leave " + label + " out");
+  }
+  if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
+    refuse(label + " is " + weights.describe() + "; it must be f32[rows, top_k = " +
+           std::to_string(limits.params.top_k) + "]");
+  }
+  check_rows(weights, what, num_rows);
+}
+
+}  // namespace
+
+engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input, const Route& route) {
+  check_expert_output(limits, input.expert_output, route);
+  if (input.topk_weights.defined()) {
+    check_weights(limits, input.topk_weights, "CombineInput::topk_weights", input.expert_output.shape[0]);
+  }
+  return {.expert_output = input.expert_output, .topk_weights = input.topk_weights};
+}
+
+void check_output(const Limits& limits, const TensorView& output, const Route& route) {
+  if (!output.defined()) refuse("output is not given; it must be [num_tokens, hidden]");
+  if (output.num_dims != 2) refuse("output is " + output.describe() + "; it must be [num_tokens, hidden]");
+  check_rows(output, "output", route.round.num_tokens);
+  check_hidden(limits, output, "output");
+}
+
+engine::CombineTarget prepare_target(const Limits& limits, const CombineInput& input, const CombineOptions& options,
+                                     const Route& route) {
+  engine::CombineTarget target;
+  for (std::size_t i = 0; i < input.bias.size(); ++i) {
+    const TensorView& bias = input.bias[i];
+    if (!bias.defined()) continue;
+    const std::string label = "bias[" + std::to_string(i) + "]";
+    if (!limits.backend->info.contract.takes_bias) {
+      refuse("`" + std::string(limits.backend->info.name) + "` takes no bias; leave " + label + " out");
+    }
+    if (bias.num_dims != 2) refuse(label + " is " + bias.describe() + "; it must be [num_tokens, hidden]");
+    check_rows(bias, label, route.round.num_tokens);
+    check_hidden(limits, bias, label);
+    target.bias[i] = bias;
+  }
+  if (options.topk_weights_output.defined()) {
+    if (!input.topk_weights.defined()) refuse("topk_weights_output is given and CombineInput::topk_weights is not");
+    check_weights(limits, options.topk_weights_output, "topk_weights_output", route.round.num_tokens);
+    target.topk_weights = options.topk_weights_output;
+  }
+  return target;
+}
+
+void check_bias_dtypes(const engine::CombineTarget& target) {
+  for (const TensorView& bias : target.bias) {
+    if (!bias.defined() || bias.dtype == target.output.dtype) continue;
+    refuse("bias is " + bias.describe() + " and output is " + target.output.describe() + "; their dtypes must agree");
+  }
+}
+
+}  // namespace tokenyard::communication

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communication/core.h"
+
+#include <utility>
+
+#include "communication/misuse.h"
+
+namespace tokenyard::communication {
+
+Error Core::with_rank(const Error& error) const {
+  const std::string prefix = "rank " + std::to_string(limits_.rank) + ": ";
+  const std::string text = error.what();
+  if (text.starts_with(prefix)) return error;
+  return {error.code(), prefix + text, limits_.rank, error.peer()};
+}
+
+void Core::require_usable() const {
+  if (destroyed_) throw Error(ErrorCode::kDestroyed, "this communication was destroyed", limits_.rank);
+  if (engine_ == nullptr) {
+    throw Error(ErrorCode::kInvalidState, "this communication failed to grow and has no window; destroy it",
+                limits_.rank);
+  }
+}
+
+Route& Core::take_route() {
+  if (pool_->free.empty()) {
+    pool_->routes.push_back(std::make_unique<Route>());
+    pool_->free.reserve(pool_->routes.size());
+    const bool routed = protocol::routed(limits_.plan.spec.placement);
+    pool_->routes.back()->round.reserve(layout_.shape(), routed ? params().top_k : 0);
+    return *pool_->routes.back();
+  }
+  Route& route = *pool_->free.back();
+  pool_->free.pop_back();
+  return route;
+}
+
+Route& Core::route_of(const Handle& handle) const {
+  if (handle.route_ == nullptr) {
+    throw Error(ErrorCode::kInvalidState, "this handle is empty: no dispatch filled it, or it was moved from",
+                limits_.rank);
+  }
+  if (handle.pool_->core == nullptr) {
+    throw Error(handle.pool_->gone,
+                handle.pool_->gone == ErrorCode::kReplaced
+                    ? "growth replaced the window that this handle belongs to"
+                    : "the communication that this handle belongs to was destroyed",
+                limits_.rank);
+  }
+  if (handle.pool_ != pool_) {
+    throw Error(ErrorCode::kInvalidArgument, "this handle belongs to another communication", limits_.rank);
+  }
+  return *handle.route_;
+}
+
+void Core::release_views(Route& route) {
+  if (!std::exchange(route.views_open, false)) return;
+  engine_->release(route.round);
+}
+
+void Core::end_round(Route& route, RouteState state) {
+  release_views(route);
+  if (combine_section_of_ == &route) combine_section_of_ = nullptr;
+  route.state = state;
+}
+
+void Core::give_back(Route& route) {
+  end_round(route, RouteState::kFree);
+  pool_->free.push_back(&route);
+}
+
+Status Core::poll() const {
+  require_usable();
+  return engine_->fault();
+}
+
+PeerStatistics Core::statistics() const {
+  require_usable();
+  return engine_->statistics();
+}
+
+RouteQuery* Core::route_query() { return info().contract.topk_ids_required ? &route_query_ : nullptr; }
+
+SmBudget* Core::sm_budget() { return sm_budget_ ? &*sm_budget_ : nullptr; }
+
+Growth* Core::growth() { return info().contract.grows ? &growth_ : nullptr; }
+
+}  // namespace tokenyard::communication

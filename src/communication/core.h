@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Communication is behind its face: one backend's plan, a window, an engine, and the handles in between.
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "communication/arguments.h"
+#include "communication/handle.h"
+#include "communication/received.h"
+#include "engine/engine.h"
+#include "fabric/window.h"
+#include "tokenyard/communication.h"
+
+namespace tokenyard::communication {
+
+class Core {
+ public:
+  // Collective. `backend` moves tokens.
+  static std::unique_ptr<Core> create(const Group& group, const Backend& backend, const MoeParams& params,
+                                      const BackendConfig& config, const CommunicationOptions& options);
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+  Core(Core&&) = delete;
+  Core& operator=(Core&&) = delete;
+  ~Core();
+
+  [[nodiscard]] const BackendInfo& info() const { return limits_.backend->info; }
+  [[nodiscard]] const MoeParams& params() const { return limits_.params; }
+  [[nodiscard]] const BackendConfig& config() const { return config_; }
+  [[nodiscard]] const Group& group() const { return group_; }
+  [[nodiscard]] std::int64_t window_bytes() const { return layout_.bytes(); }
+
+  Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
+  Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
+  Status combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options,
+                      const TensorView* output);
+  Status combine_receive(Handle& handle, const TensorView& output);
+  TensorView combine_input(const Handle& handle, Dtype dtype);
+
+  [[nodiscard]] Status poll() const;
+  Status reset();
+  Status destroy();
+  [[nodiscard]] PeerStatistics statistics() const;
+  Layout layout(const TensorView& topk_ids);
+  void reserve(const MoeParams& params, std::int64_t extra_payload_bytes_per_token);
+
+  // A handle lets go of its route.
+  void give_back(Route& route);
+
+  // Null where the backend's contract has no use for the interface.
+  [[nodiscard]] SplitPhases* split_phases() { return &split_phases_; }
+  [[nodiscard]] RouteQuery* route_query();
+  [[nodiscard]] SmBudget* sm_budget();
+  [[nodiscard]] Growth* growth();
+
+ private:
+  Core(const Group& group, const Backend& backend, const MoeParams& params, const BackendConfig& config,
+       const CommunicationOptions& options);
+
+  // create.cc. Collective; on failure nothing local is left and every rank throws.
+  void build();
+  void make_window();
+  void tear_down(ErrorCode why);
+  void require_agreement();
+  void share_outcome(const std::optional<Error>& failure) const;
+  void log(LogLevel level, const std::string& text) const;
+
+  void require_usable() const;
+  Route& take_route();
+  Route& route_of(const Handle& handle) const;
+  void release_views(Route& route);
+  void end_round(Route& route, RouteState state);
+  // Runs the checks of an operation; when they throw, tells the peers first.
+  template <class Checks, class Announce>
+  void announcing_misuse(Checks&& checks, Announce&& announce) const;
+  void abort_combine(const Handle& handle);
+  void prepare(const DispatchInput& input, const DispatchOptions& options, Route& route);
+  engine::CombineRequest prepare_combine_half(const Handle& handle, const CombineInput& input,
+                                              const CombineOptions& options, const TensorView* output);
+  [[nodiscard]] bool in_received_rows(const TensorView& tensor) const;
+  [[nodiscard]] bool holds_combine_section(const Route& route) const;
+  [[nodiscard]] Error with_rank(const Error& error) const;
+
+  Group group_;
+  BackendConfig config_;
+  CommunicationOptions options_;
+  Limits limits_;
+  protocol::WindowLayout layout_;
+  std::unique_ptr<fabric::Window> window_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Received> received_;
+  // Shared with every handle; see handle.h.
+  std::shared_ptr<HandlePool> pool_;
+  const Route* combine_section_of_ = nullptr;  // whose expert output is being written to the window
+  bool destroyed_ = false;
+
+  SplitPhases split_phases_{*this};
+  RouteQuery route_query_{*this};
+  Growth growth_{*this};
+  std::optional<SmBudget> sm_budget_;
+  std::vector<std::int32_t> tokens_per_rank_query_;
+  std::vector<std::int32_t> tokens_per_expert_query_;
+  std::vector<std::uint8_t> is_token_in_rank_query_;
+};
+
+}  // namespace tokenyard::communication

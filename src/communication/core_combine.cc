@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "communication/core.h"
+#include "communication/misuse.h"
+
+namespace tokenyard::communication {
+
+bool Core::in_received_rows(const TensorView& tensor) const {
+  const auto* data = static_cast<const std::byte*>(tensor.data);
+  const std::byte* begin = window_->own() + layout_.payload(0);
+  return data != nullptr && data >= begin && data < window_->own() + layout_.combine_row(0);
+}
+
+bool Core::holds_combine_section(const Route& route) const {
+  return combine_section_of_ == nullptr || combine_section_of_ == &route;
+}
+
+// The peers that wait in this combine wait for the oldest round that is open here.
+void Core::abort_combine(const Handle& handle) {
+  const Route* given = handle.route_ != nullptr && handle.pool_ == pool_ ? handle.route_ : nullptr;
+  Route* aborted = nullptr;
+  for (const auto& route : pool_->routes) {
+    if (route->state != RouteState::kReceived) continue;
+    if (route.get() == given) {
+      aborted = route.get();
+      break;
+    }
+    const bool older = aborted != nullptr &&
+                       static_cast<std::int32_t>(route->round.epoch - aborted->round.epoch) < 0;
+    if (aborted == nullptr || older) aborted = route.get();
+  }
+  if (aborted == nullptr) return;  // nobody can be waiting for a combine of this rank
+  engine_->abort_combine(aborted->round);
+  end_round(*aborted, RouteState::kAborted);
+}
+
+engine::CombineRequest Core::prepare_combine_half(const Handle& handle, const CombineInput& input,
+                                                  const CombineOptions& options, const TensorView* output) {
+  Route& route = route_of(handle);
+  if (route.state == RouteState::kAborted) {
+    throw Error(ErrorCode::kInvalidState, "the round of this handle was aborted; go on with the next dispatch");
+  }
+  if (route.state != RouteState::kReceived) {
+    throw Error(ErrorCode::kInvalidState, route.state == RouteState::kUsed
+                                              ? "this handle was used: a handle combines once"
+                                              : "this handle's dispatch is not complete, or its combine is under way");
+  }
+  if (!holds_combine_section(route)) {
+    throw Error(ErrorCode::kInvalidState,
+                "another handle's combine_input() is being written; combine that handle first");
+  }
+  if (options.num_sms < 0) {
+    throw Error(ErrorCode::kInvalidArgument, "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
+  }
+  engine::CombineRequest request = prepare_combine(limits_, input, route);
+  route.target = prepare_target(limits_, input, options, route);
+  if (output != nullptr) {
+    check_output(limits_, *output, route);
+    route.target.output = *output;
+    check_bias_dtypes(route.target);
+  }
+  return request;
+}
+
+Status Core::combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options,
+                          const TensorView* output) {
+  require_usable();
+  if (const Status fault = engine_->fault(); !fault.ok()) return fault;
+  engine::CombineRequest request;
+  announcing_misuse([&] { request = prepare_combine_half(handle, input, options, output); },
+                    [&] { abort_combine(handle); });
+  Route& route = *handle.route_;
+  // Views end here; but when the expert output is such a view, it is read first.
+  const bool reads_views = in_received_rows(request.expert_output) || in_received_rows(request.topk_weights);
+  if (!reads_views) release_views(route);
+  const Status status = engine_->combine_send(request, route.round);
+  release_views(route);
+  combine_section_of_ = nullptr;
+  route.state = status.ok() ? RouteState::kCombining : RouteState::kAborted;
+  return status;
+}
+
+Status Core::combine_receive(Handle& handle, const TensorView& output) {
+  require_usable();
+  if (const Status fault = engine_->fault(); !fault.ok()) return fault;
+  Route& route = route_of(handle);
+  if (route.state != RouteState::kCombining) {
+    throw Error(ErrorCode::kInvalidState, "no combine was sent for this handle", limits_.rank);
+  }
+  Status status;
+  try {
+    check_output(limits_, output, route);
+    route.target.output = output;
+    check_bias_dtypes(route.target);
+  } catch (const Error& error) {
+    throw with_rank(error);  // the peers have what they need; the call may be repeated
+  }
+  try {
+    status = engine_->combine_receive(route.target, route.round);
+  } catch (const Error& error) {
+    end_round(route, RouteState::kAborted);
+    throw with_rank(error);
+  }
+  if (!status.ok()) {
+    end_round(route, RouteState::kAborted);
+  } else {
+    route.state = info().contract.handle_use == HandleUse::kReplay ? RouteState::kReceived : RouteState::kUsed;
+  }
+  return status;
+}
+
+TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
+  require_usable();
+  Route& route = route_of(handle);
+  if (route.state != RouteState::kReceived || dtype != params().dtype || !holds_combine_section(route)) return {};
+  const auto& tokens = route.round.tokens_of;
+  const bool equal = std::ranges::adjacent_find(tokens, std::ranges::not_equal_to{}) == tokens.end();
+  if (info().contract.output_layout == OutputLayout::kEveryRank && !equal) return {};
+  if (!engine_->fault().ok() || !engine_->acquire_combine_section().ok()) return {};
+  combine_section_of_ = &route;
+  TensorView view;
+  view.data = window_->own() + layout_.combine_row(0);
+  view.dtype = dtype;
+  const auto add = [&view](std::int64_t extent, std::int64_t stride) {
+    const auto at = static_cast<std::size_t>(view.num_dims++);
+    view.shape[at] = extent;
+    view.strides[at] = stride;
+  };
+  const std::int64_t row_stride = layout_.combine_stride() / size_of(dtype);
+  if (limits_.plan.spec.placement == protocol::Placement::kRankMajor) {
+    add(limits_.num_ranks, row_stride * params().max_tokens_per_rank);
+    add(route.round.tokens_per_rank, row_stride);
+  } else {
+    add(std::min(route.round.num_rows, route.round.row_limit), row_stride);
+  }
+  // A layer narrower than the communication was made for combines rows of its own width.
+  const PayloadKind& dispatched = route.kinds[protocol::kHiddenPlane];
+  add(dispatched.dtype == params().dtype ? dispatched.inner[0] : params().hidden_size, 1);
+  return view;
+}
+
+}  // namespace tokenyard::communication

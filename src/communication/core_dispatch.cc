@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "communication/core.h"
+#include "communication/misuse.h"
+
+namespace tokenyard::communication {
+
+void Core::prepare(const DispatchInput& input, const DispatchOptions& options, Route& route) {
+  const auto open = std::ranges::count_if(pool_->routes, [](const auto& other) { return other->views_open; });
+  if (open >= info().contract.max_in_flight) {
+    throw Error(ErrorCode::kInvalidState, std::to_string(open) + " dispatched result is still a view of the window; `" +
+                                              std::string(info().name) + "` allows " +
+                                              std::to_string(info().contract.max_in_flight) +
+                                              ": combine it, or let its handle die, before the next dispatch");
+  }
+  const engine::Round* replay = nullptr;
+  if (options.replay != nullptr) {
+    const Route& from = route_of(*options.replay);
+    if (from.state == RouteState::kAborted) {
+      throw Error(ErrorCode::kInvalidState, "the round of the handle to replay was aborted");
+    }
+    if (input.hidden_states.num_rows() != from.round.num_tokens) {
+      throw Error(ErrorCode::kInvalidArgument, "hidden_states has " + std::to_string(input.hidden_states.num_rows()) +
+                                                   " tokens and the replayed handle's route " +
+                                                   std::to_string(from.round.num_tokens));
+    }
+    replay = &from.round;
+  }
+  prepare_dispatch(limits_, input, options, replay, route);
+  received_->check_into(route, options);
+  engine_->plan(route.request, route.round);
+}
+
+Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
+  require_usable();
+  if (const Status fault = engine_->fault(); !fault.ok()) return fault;
+  // The handle that an earlier round left here dies now, unless it is the one to replay.
+  if (&result.handle != options.replay) result.handle = Handle();
+  Route& route = take_route();
+  Handle handle(pool_, &route);
+  announcing_misuse([&] { prepare(input, options, route); }, [&] { engine_->abort_dispatch(); });
+  Status status;
+  try {
+    status = engine_->dispatch_send(route.request, route.round);
+  } catch (const Error& error) {
+    throw with_rank(error);
+  }
+  route.request.stats = {};
+  route.request.topk_ids = {};
+  if (!status.ok()) return status;
+  route.state = RouteState::kSent;
+  route.views_open = true;
+  result.handle = std::move(handle);
+  return {};
+}
+
+Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& result) {
+  require_usable();
+  if (const Status fault = engine_->fault(); !fault.ok()) return fault;
+  Route& route = route_of(result.handle);
+  if (route.state != RouteState::kSent && route.state != RouteState::kReceived) {
+    throw Error(ErrorCode::kInvalidState, "there is nothing to receive for this handle", limits_.rank);
+  }
+  if (route.state == RouteState::kSent) {
+    Status status;
+    try {
+      status = engine_->dispatch_receive(route.request, route.round);
+    } catch (const Error& error) {
+      end_round(route, RouteState::kAborted);
+      throw with_rank(error);
+    }
+    if (!status.ok()) {
+      end_round(route, RouteState::kAborted);
+      return status;
+    }
+    route.state = RouteState::kReceived;
+    route.round.row_limit = route.request.row_limit;
+    route.round.tokens_per_rank = route.request.tokens_per_rank;
+  }
+  received_->check_into(route, options);
+  const Received::Outcome outcome = received_->fill(route, options, options_.allocate_output, result);
+  if (outcome.needed_rows > 0) {
+    return {.code = StatusCode::kOverflow,
+            .fault = {.rank = limits_.rank, .phase = Phase::kDispatch, .epoch = route.round.epoch},
+            .needed_rows = outcome.needed_rows};
+  }
+  if (!outcome.has_views) release_views(route);
+  return {};
+}
+
+Layout Core::layout(const TensorView& topk_ids) {
+  require_usable();
+  if (!topk_ids.defined() || topk_ids.num_dims != 2 || topk_ids.shape[1] != params().top_k ||
+      (topk_ids.dtype != Dtype::kI32 && topk_ids.dtype != Dtype::kI64)) {
+    throw Error(ErrorCode::kInvalidArgument, "topk_ids is " + topk_ids.describe() +
+                                                 "; it must be [num_tokens, top_k = " + std::to_string(params().top_k) +
+                                                 "] of i32 or i64");
+  }
+  if (topk_ids.shape[0] > params().max_tokens_per_rank) {
+    throw Error(ErrorCode::kCapacity, "topk_ids has " + std::to_string(topk_ids.shape[0]) +
+                                          " tokens and max_tokens_per_rank is " +
+                                          std::to_string(params().max_tokens_per_rank));
+  }
+  check_rows(topk_ids, "topk_ids", topk_ids.shape[0]);
+  Route& route = take_route();
+  const Handle keeper(pool_, &route);  // gives the route back at the end
+  route.request = {};
+  route.request.num_tokens = topk_ids.shape[0];
+  route.request.topk_ids = topk_ids;
+  engine_->plan(route.request, route.round);
+
+  const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
+  const auto tokens = static_cast<std::size_t>(topk_ids.shape[0]);
+  const auto top_k = static_cast<std::size_t>(params().top_k);
+  tokens_per_rank_query_.assign(route.round.rows_sent.begin(), route.round.rows_sent.end());
+  tokens_per_expert_query_.assign(static_cast<std::size_t>(params().num_experts), 0);
+  is_token_in_rank_query_.assign(tokens * ranks, 0);
+  for (std::size_t token = 0; token < tokens; ++token) {
+    const auto ids = std::span(route.round.wire_ids).subspan(token * top_k, top_k);
+    for (std::size_t slot = 0; slot < top_k; ++slot) {
+      const bool repeated = std::ranges::find(ids.first(slot), ids[slot]) != ids.first(slot).end();
+      if (ids[slot] >= 0 && !repeated) ++tokens_per_expert_query_[static_cast<std::size_t>(ids[slot])];
+    }
+    for (std::int32_t i = route.round.first_destination[token]; i < route.round.first_destination[token + 1]; ++i) {
+      const auto rank = static_cast<std::size_t>(route.round.destinations[static_cast<std::size_t>(i)].rank);
+      is_token_in_rank_query_[token * ranks + rank] = 1;
+    }
+  }
+  return {.num_tokens_per_rank = tokens_per_rank_query_,
+          .num_tokens_per_expert = tokens_per_expert_query_,
+          .is_token_in_rank = TensorView(is_token_in_rank_query_.data(), Dtype::kU8,
+                                         {topk_ids.shape[0], limits_.num_ranks})};
+}
+
+}  // namespace tokenyard::communication

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "communication/arguments.h"
+#include "protocol/digest.h"
+#include "tokenyard/error.h"
+
+namespace tokenyard::communication {
+namespace {
+
+using protocol::PlaneIndex;
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& message) { throw Error(code, message); }
+
+[[noreturn]] void refuse(const std::string& message) { refuse(ErrorCode::kInvalidArgument, message); }
+
+std::string quoted(const Limits& limits) { return "`" + std::string(limits.backend->info.name) + "`"; }
+
+void refuse_unless(bool taken, bool given, const Limits& limits, std::string_view what) {
+  if (given && !taken) refuse(quoted(limits) + " takes no " + std::string(what) + "; leave it out");
+}
+
+bool is_one_byte(Dtype dtype) {
+  return dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2 || dtype == Dtype::kU8;
+}
+
+bool is_weight(Dtype dtype) { return dtype == Dtype::kF32 || dtype == Dtype::kBf16 || dtype == Dtype::kF16; }
+
+void add_payload(Route& route, int plane, const TensorView& tensor, std::string_view what) {
+  if (!tensor.defined()) return;
+  check_rows(tensor, what, route.request.num_tokens);
+  if (tensor.num_dims > 3) refuse(std::string(what) + " is " + tensor.describe() + "; at most 3 dimensions travel");
+  const auto at = static_cast<std::size_t>(plane);
+  route.request.payloads[at] = {static_cast<const std::byte*>(tensor.data), tensor.row_bytes(),
+                                tensor.row_stride_bytes()};
+  PayloadKind& kind = route.kinds[at];
+  kind.dtype = tensor.dtype;
+  kind.num_inner = tensor.num_dims - 1;
+  for (int i = 0; i < kind.num_inner; ++i) {
+    kind.inner[static_cast<std::size_t>(i)] = tensor.shape[static_cast<std::size_t>(i) + 1];
+  }
+}
+
+void check_hidden_states(const Limits& limits, const DispatchInput& input) {
+  const TensorView& rows = input.hidden_states;
+  if (!rows.defined()) refuse("hidden_states is not given");
+  if (rows.num_dims != 2) refuse("hidden_states is " + rows.describe() + "; it must be [num_tokens, row]");
+  if (rows.shape[0] > limits.params.max_tokens_per_rank) {
+    refuse(ErrorCode::kCapacity, "hidden_states has " + std::to_string(rows.shape[0]) +
+                                     " tokens and max_tokens_per_rank is " +
+                                     std::to_string(limits.params.max_tokens_per_rank));
+  }
+  const bool narrower = limits.backend->info.contract.grows;
+  const auto check_width = [&](std::int64_t right, std::string_view unit) {
+    const std::int64_t width = rows.shape[1];
+    if (width == right || (narrower && width > 0 && width < right)) return;
+    refuse("hidden_states is " + rows.describe() + "; rows of " + std::to_string(right) + " " + std::string(unit) +
+           (narrower ? " at most" : "") + " are expected");
+  };
+  if (rows.dtype == limits.params.dtype) {
+    check_width(limits.params.hidden_size, "elements");
+  } else if (!is_one_byte(rows.dtype)) {
+    refuse("hidden_states is " + rows.describe() + "; its dtype must be " + std::string(name(limits.params.dtype)) +
+           ", or f8e4m3, f8e5m2 or u8 for quantised rows");
+  } else if (limits.params.dispatch_format != DispatchFormat::kNone) {
+    check_width(value_bytes_per_token(limits.params), "bytes (" + std::string(name(limits.params.dispatch_format)) + ")");
+    if (!narrower && scale_bytes_per_token(limits.params) > 0 && !input.hidden_states_scale.defined()) {
+      refuse("hidden_states_scale is not given and " + std::string(name(limits.params.dispatch_format)) +
+             " rows have " + std::to_string(scale_bytes_per_token(limits.params)) + " bytes of scales");
+    }
+  }
+}
+
+void check_scale(const Limits& limits, const DispatchInput& input) {
+  const TensorView& scale = input.hidden_states_scale;
+  if (!scale.defined()) return;
+  if (scale.num_dims != 2) refuse("hidden_states_scale is " + scale.describe() + "; it must be [num_tokens, *]");
+  const std::int64_t right = scale_bytes_per_token(limits.params);
+  const bool exact = is_one_byte(input.hidden_states.dtype) && right > 0 && !limits.backend->info.contract.grows;
+  if (exact && scale.row_bytes() != right) {
+    refuse("hidden_states_scale is " + scale.describe() + ", " + std::to_string(scale.row_bytes()) +
+           " bytes a row; " + std::string(name(limits.params.dispatch_format)) + " rows of hidden_size " +
+           std::to_string(limits.params.hidden_size) + " have " + std::to_string(right));
+  }
+}
+
+void check_routing(const Limits& limits, const DispatchInput& input, bool replay) {
+  const Contract& contract = limits.backend->info.contract;
+  const auto check_shape = [&](const TensorView& tensor, std::string_view what) {
+    if (!tensor.defined()) return;
+    if (tensor.num_dims != 2 || tensor.shape[1] != limits.params.top_k) {
+      refuse(std::string(what) + " is " + tensor.describe() + "; it must be [num_tokens, top_k = " +
+             std::to_string(limits.params.top_k) + "]");
+    }
+  };
+  check_shape(input.topk_ids, "topk_ids");
+  check_shape(input.topk_weights, "topk_weights");
+  if (input.topk_ids.defined() && input.topk_ids.dtype != Dtype::kI32 && input.topk_ids.dtype != Dtype::kI64) {
+    refuse("topk_ids is " + input.topk_ids.describe() + "; its dtype must be i32 or i64");
+  }
+  if (input.topk_weights.defined() && !is_weight(input.topk_weights.dtype)) {
+    refuse("topk_weights is " + input.topk_weights.describe() + "; its dtype must be f32, bf16 or f16");
+  }
+  if (replay && (input.topk_ids.defined() || input.topk_weights.defined())) {
+    refuse("a replay takes its route from the handle; leave topk_ids and topk_weights out");
+  }
+  if (!replay && contract.topk_ids_required && !input.topk_ids.defined()) refuse("topk_ids is not given");
+}
+
+void check_extras(const DispatchInput& input) {
+  const auto count = static_cast<std::int64_t>(input.extra_payloads.size());
+  if (count > protocol::kMaxExtraPayloads) {
+    refuse(std::to_string(count) + " extra payloads; at most " + std::to_string(protocol::kMaxExtraPayloads) +
+           " travel with one dispatch");
+  }
+  for (const TensorView& extra : input.extra_payloads) {
+    if (!extra.defined()) refuse("an extra payload is not given; leave it out of the list");
+  }
+}
+
+// Values, scales and extras of one row against what the communication was made for. Where it grows, rows and extras
+// share their room.
+void check_capacity(const Limits& limits, const DispatchInput& input) {
+  const std::int64_t row = input.hidden_states.row_bytes() + input.hidden_states_scale.row_bytes();
+  const std::int64_t row_room = dispatch_bytes_per_token(limits.params);
+  const std::int64_t extra_room = limits.plan.shape.extra_capacity;
+  std::int64_t extra = 0;
+  for (const TensorView& tensor : input.extra_payloads) extra += tensor.row_bytes();
+  const bool fits = limits.backend->info.contract.grows ? row + extra <= row_room + extra_room
+                                                        : row <= row_room && extra <= extra_room;
+  if (fits) return;
+  refuse(ErrorCode::kCapacity, "a dispatched row takes " + std::to_string(row) + " bytes with its scales and " +
+                                   std::to_string(extra) + " bytes of extra payloads; there is room for " +
+                                   std::to_string(row_room) + " (hidden_size, dtype and dispatch_format) and " +
+                                   std::to_string(extra_room) + " (extra_payload_bytes_per_token)");
+}
+
+void check_logits(const Limits& limits, const DispatchInput& input) {
+  const TensorView& logits = input.router_logits;
+  if (!logits.defined()) return;
+  const std::int64_t most = static_cast<std::int64_t>(limits.params.num_experts) * 4;
+  if (logits.num_dims == 2 && logits.row_bytes() <= most) return;
+  refuse("router_logits is " + logits.describe() + "; it must be [num_tokens, *] with at most " +
+         std::to_string(most) + " bytes a row (an f32 for each expert)");
+}
+
+void check_stats(const Limits& limits, const DispatchInput& input) {
+  const TensorView& stats = input.eplb_local_stats;
+  if (!stats.defined()) return;
+  const std::int64_t room = limits.plan.shape.stats_entries;
+  if (stats.num_dims != 1 || stats.dtype != Dtype::kI32 || !stats.contiguous()) {
+    refuse("eplb_local_stats is " + stats.describe() + "; it must be a contiguous i32[n]");
+  }
+  if (stats.shape[0] > room) {
+    refuse(ErrorCode::kCapacity, "eplb_local_stats has " + std::to_string(stats.shape[0]) +
+                                     " entries and eplb_stats_num_experts is " + std::to_string(room));
+  }
+  if (stats.data == nullptr && stats.shape[0] > 0) refuse("eplb_local_stats has entries and no memory");
+}
+
+// Ids that routing turns into i32 may have another dtype on every rank.
+std::uint64_t digest_of(const Route& route, bool routed) {
+  protocol::Digest digest;
+  for (std::size_t i = 0; i < route.request.payloads.size(); ++i) {
+    const bool any_dtype = routed && i == protocol::kIdsPlane;
+    digest.add(static_cast<std::uint64_t>(route.request.payloads[i].row_bytes));
+    digest.add(any_dtype ? 0 : static_cast<std::uint64_t>(route.kinds[i].dtype));
+  }
+  digest.add(static_cast<std::uint64_t>(route.num_extras));
+  digest.add(static_cast<std::uint64_t>(route.num_stats));
+  digest.add(route.request.replay == nullptr ? 0 : (std::uint64_t{1} << 32) | route.request.replay->route_epoch);
+  return digest.value();
+}
+
+void check_tokens_per_rank(const Limits& limits, const DispatchOptions& options, std::int64_t own_tokens) {
+  const auto list = options.num_tokens_per_rank;
+  if (list.empty()) return;
+  if (static_cast<int>(list.size()) != limits.num_ranks) {
+    refuse("num_tokens_per_rank has " + std::to_string(list.size()) + " entries and there are " +
+           std::to_string(limits.num_ranks) + " ranks");
+  }
+  const std::int64_t own = list[static_cast<std::size_t>(limits.rank)];
+  if (own != own_tokens) {
+    refuse("num_tokens_per_rank says " + std::to_string(own) + " for this rank and hidden_states has " +
+           std::to_string(own_tokens) + " rows");
+  }
+}
+
+// Values of which an error names both sides; a list of them as a digest that is never 0.
+void set_agreed(const Limits& limits, const DispatchOptions& options, Route& route) {
+  engine::DispatchRequest& request = route.request;
+  if (limits.plan.spec.placement == protocol::Placement::kRankMajor) {
+    request.tokens_per_rank = options.runtime_max_tokens_per_rank.value_or(limits.params.max_tokens_per_rank);
+    request.agreed = request.tokens_per_rank;
+    request.agreed_name = "runtime_max_tokens_per_rank";
+    return;
+  }
+  if (options.num_tokens_per_rank.empty()) return;
+  protocol::Digest digest;
+  for (const std::int64_t tokens : options.num_tokens_per_rank) digest.add(static_cast<std::uint64_t>(tokens));
+  request.agreed = static_cast<std::int64_t>(digest.value() | 1);
+  request.agreed_name = "num_tokens_per_rank (digests)";
+}
+
+void check_runtime_max(const Limits& limits, const DispatchOptions& options, std::int64_t own_tokens) {
+  if (!options.runtime_max_tokens_per_rank) return;
+  const std::int64_t value = *options.runtime_max_tokens_per_rank;
+  if (value >= std::max<std::int64_t>(own_tokens, 1) && value <= limits.params.max_tokens_per_rank) return;
+  refuse("runtime_max_tokens_per_rank is " + std::to_string(value) + "; it must be at least this rank's " +
+         std::to_string(own_tokens) + " tokens, at least 1 and at most max_tokens_per_rank = " +
+         std::to_string(limits.params.max_tokens_per_rank));
+}
+
+void plan_payload_planes(const Limits& limits, Route& route) {
+  std::array<std::int64_t, protocol::kMaxPlanes> row_bytes{};
+  for (std::size_t i = 0; i < row_bytes.size(); ++i) row_bytes[i] = route.request.payloads[i].row_bytes;
+  const bool blocks = limits.plan.shape.placement == protocol::Placement::kRankMajor;
+  const std::int64_t rows = limits.plan.shape.max_tokens * (blocks ? 1 : limits.plan.shape.num_ranks);
+  route.round.planes = protocol::plan_planes(row_bytes, rows);
+}
+
+}  // namespace
+
+void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows) {
+  const std::string label(what);
+  if (tensor.device.kind != DeviceKind::kCpu) refuse(label + " is not in host memory; this is a host communication");
+  if (tensor.num_rows() != num_rows) {
+    refuse(label + " is " + tensor.describe() + "; it must have " + std::to_string(num_rows) + " rows");
+  }
+  std::int64_t stride = 1;
+  for (int i = tensor.num_dims - 1; i >= 1; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (tensor.shape[at] != 1 && tensor.strides[at] != stride) {
+      refuse(label + " is " + tensor.describe() + "; the elements of a row must be contiguous");
+    }
+    stride *= tensor.shape[at];
+  }
+  if (num_rows == 0 || tensor.row_bytes() == 0) return;
+  if (tensor.data == nullptr) refuse(label + " is " + tensor.describe() + " and has no memory");
+  if (tensor.strides[0] < 0 || (num_rows > 1 && tensor.strides[0] < stride)) {
+    refuse(label + " is " + tensor.describe() + "; rows must not overlap or run backwards");
+  }
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(tensor.dtype)) != 0) {
+    refuse(label + " starts at an address that is no multiple of its element's " +
+           std::to_string(size_of(tensor.dtype)) + " bytes");
+  }
+}
+
+void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options) {
+  const Contract& contract = limits.backend->info.contract;
+  refuse_unless(contract.takes_topk_ids, input.topk_ids.defined(), limits, "topk_ids");
+  refuse_unless(contract.takes_router_logits, input.router_logits.defined(), limits, "router_logits");
+  refuse_unless(contract.takes_eplb_stats, input.eplb_local_stats.defined(), limits, "eplb_local_stats");
+  refuse_unless(contract.takes_extra_payloads, !input.extra_payloads.empty(), limits, "extra_payloads");
+  refuse_unless(contract.handle_use == HandleUse::kReplay, options.replay != nullptr, limits, "handle to replay");
+  refuse_unless(contract.takes_runtime_max_tokens, options.runtime_max_tokens_per_rank.has_value(), limits,
+                "runtime_max_tokens_per_rank");
+  refuse_unless(contract.takes_num_worst_tokens, options.num_worst_tokens.has_value(), limits, "num_worst_tokens");
+  refuse_unless(contract.takes_num_tokens_per_rank, !options.num_tokens_per_rank.empty(), limits,
+                "num_tokens_per_rank");
+  refuse_unless(contract.takes_expert_alignment, options.expert_alignment != 1, limits, "expert_alignment");
+  if (options.expert_alignment < 1) {
+    refuse("expert_alignment is " + std::to_string(options.expert_alignment) + "; it must be at least 1");
+  }
+  if (options.num_sms < 0) refuse("num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
+  if (options.num_worst_tokens) {
+    const std::int64_t most = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
+    if (*options.num_worst_tokens < 0 || *options.num_worst_tokens > most) {
+      refuse("num_worst_tokens is " + std::to_string(*options.num_worst_tokens) + "; it must be in [0, " +
+             std::to_string(most) + "], the rows that all ranks can send");
+    }
+  }
+}
+
+void prepare_dispatch(const Limits& limits, const DispatchInput& input, const DispatchOptions& options,
+                      const engine::Round* replay, Route& route) {
+  check_dispatch_options(limits, input, options);
+  check_hidden_states(limits, input);
+  check_scale(limits, input);
+  check_routing(limits, input, replay != nullptr);
+  check_extras(input);
+  check_logits(limits, input);
+  check_capacity(limits, input);
+  check_stats(limits, input);
+
+  route.request = {};
+  route.request.replay = replay;
+  route.kinds = {};
+  route.request.num_tokens = input.hidden_states.shape[0];
+  route.num_extras = static_cast<int>(input.extra_payloads.size());
+  route.num_stats = input.eplb_local_stats.num_rows();
+  route.has_ids = input.topk_ids.defined();
+  check_tokens_per_rank(limits, options, route.request.num_tokens);
+  check_runtime_max(limits, options, route.request.num_tokens);
+
+  add_payload(route, protocol::kHiddenPlane, input.hidden_states, "hidden_states");
+  add_payload(route, protocol::kScalePlane, input.hidden_states_scale, "hidden_states_scale");
+  add_payload(route, protocol::kIdsPlane, input.topk_ids, "topk_ids");
+  add_payload(route, protocol::kWeightsPlane, input.topk_weights, "topk_weights");
+  add_payload(route, protocol::kLogitsPlane, input.router_logits, "router_logits");
+  for (int i = 0; i < route.num_extras; ++i) {
+    add_payload(route, protocol::kFirstExtraPlane + i, input.extra_payloads[static_cast<std::size_t>(i)],
+                "extra_payloads[" + std::to_string(i) + "]");
+  }
+  if (route.num_stats > 0) {
+    route.request.stats = {input.eplb_local_stats.as<const std::int32_t>(), static_cast<std::size_t>(route.num_stats)};
+  }
+  if (route.has_ids && protocol::routed(limits.plan.spec.placement)) {
+    // Ids cross as i32, from the round's own copy; the dtype given is kept for the result.
+    route.request.topk_ids = input.topk_ids;
+    const std::int64_t bytes = limits.params.top_k * static_cast<std::int64_t>(sizeof(std::int32_t));
+    route.request.payloads[protocol::kIdsPlane] = {reinterpret_cast<const std::byte*>(route.round.wire_ids.data()),
+                                                   bytes, bytes};
+  }
+  plan_payload_planes(limits, route);
+  set_agreed(limits, options, route);
+  route.request.digest = digest_of(route, protocol::routed(limits.plan.spec.placement));
+  const std::int64_t all_rows = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
+  route.request.row_limit = options.num_worst_tokens.value_or(all_rows);
+}
+
+}  // namespace tokenyard::communication

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles and their pool. Routes are made once and used again, so a round allocates nothing. The pool outlives its
+// communication for as long as a handle lives; it then only says why the handle is of no use any more.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tokenyard/error.h"
+#include "tokenyard/tensor.h"
+
+namespace tokenyard::communication {
+
+class Core;
+
+// What a payload's rows look like to the caller.
+struct PayloadKind {
+  Dtype dtype = Dtype::kU8;
+  int num_inner = 0;                        // dimensions after the row
+  std::array<std::int64_t, 2> inner{};
+};
+
+enum class RouteState : std::uint8_t {
+  kFree,
+  kSent,      // dispatch_send is done
+  kReceived,  // dispatch_receive is done
+  kCombining, // combine_send is done
+  kUsed,      // combined, and the contract allows no more
+  kAborted,   // the round ended without a result
+};
+
+struct Route {
+  engine::Round round;
+  engine::DispatchRequest request;  // of the dispatch; its pointers are dead after dispatch_send
+  std::array<PayloadKind, protocol::kMaxPlanes> kinds{};
+  int num_extras = 0;
+  std::int64_t num_stats = 0;
+  bool has_ids = false;
+  RouteState state = RouteState::kFree;
+  bool views_open = false;  // peers may not store to this rank's rows yet
+  engine::CombineTarget target;  // between the halves of a combine
+};
+
+struct HandlePool {
+  Core* core = nullptr;                            // null once the communication or its window is gone
+  ErrorCode gone = ErrorCode::kDestroyed;          // why
+  std::vector<std::unique_ptr<Route>> routes;
+  std::vector<Route*> free;
+};
+
+}  // namespace tokenyard::communication

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Turns what lies in the window after a dispatch into what the caller sees: views, copies, ids in the contract's id
+// space, counts. Ids and weights of routed backends are this rank's own copies; peers never write to them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "communication/arguments.h"
+#include "communication/handle.h"
+#include "protocol/layout.h"
+#include "tokenyard/communication.h"
+
+namespace tokenyard::communication {
+
+using Allocate = std::function<void*(std::int64_t bytes, Device device)>;
+
+class Received {
+ public:
+  Received(const Limits& limits, const protocol::WindowLayout& layout, std::byte* window);
+
+  struct Outcome {
+    std::int64_t needed_rows = 0;  // > 0: the caller's tensors are too small, and nothing was copied
+    bool has_views = false;        // some output is memory of this communication
+  };
+
+  // Fills everything of `result` but the handle.
+  Outcome fill(const Route& route, const DispatchOptions& options, const Allocate& allocate, DispatchResult& result);
+
+  // Checks the caller's tensors before any traffic: kinds, and room where it is known by then.
+  void check_into(const Route& route, const DispatchOptions& options) const;
+
+ private:
+  [[nodiscard]] bool rank_major() const { return limits_.plan.spec.placement == protocol::Placement::kRankMajor; }
+  [[nodiscard]] bool own_copy(int plane) const;
+  [[nodiscard]] std::int64_t rows_shown(const Route& route, const DispatchOptions& options) const;
+  [[nodiscard]] const std::byte* window_row(const Route& route, int plane, std::int64_t source,
+                                            std::int64_t row) const;
+  [[nodiscard]] TensorView shaped(const PayloadKind& kind, std::byte* memory, const Route& route, std::int64_t rows,
+                                  std::int64_t row_stride, std::int64_t block_stride) const;
+  [[nodiscard]] TensorView window_view(const Route& route, int plane, std::int64_t rows) const;
+  [[nodiscard]] TensorView own_view(const Route& route, int plane, std::int64_t rows);
+  TensorView place(const Route& route, int plane, std::int64_t rows, const TensorView& into,
+                   const Allocate& allocate);
+  void copy_rows(const Route& route, int plane, const TensorView& to) const;
+
+  // received_ids.cc
+  void fill_ids(const Route& route, const TensorView& ids, std::int64_t rows);
+  void fill_weights(const Route& route, const TensorView& weights, std::int64_t rows) const;
+  void clear_ids(const Route& route, const TensorView& ids, std::int64_t rows);
+  [[nodiscard]] std::int64_t shown_id(std::int32_t wire_id) const;
+  void count_experts(const Route& route, RowCounts& counts);
+  void fill_counts(const Route& route, const DispatchOptions& options, RowCounts& counts);
+  void check_stats_into(const Route& route, const TensorView& stats) const;
+  void fill_stats(const Route& route, const DispatchOptions& options, TensorView& stats);
+
+  const Limits& limits_;
+  const protocol::WindowLayout& layout_;
+  std::byte* window_;
+  int first_expert_;
+  int num_experts_;
+  std::vector<std::byte> ids_;      // [rows, top_k] of i32 or i64
+  std::vector<std::byte> weights_;  // [rows, top_k] of at most 4 bytes
+  std::vector<std::int32_t> stats_;
+  // Rank major: how far ids_ holds other things than invalid ids, per source, and in which dtype.
+  std::vector<std::int64_t> filled_;
+  Dtype filled_dtype_ = Dtype::kI32;
+  std::vector<std::int64_t> last_row_;  // [num local experts]: the row that was counted last
+  bool has_views_ = false;              // of the fill that is running
+};
+
+}  // namespace tokenyard::communication

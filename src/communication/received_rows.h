@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walking over received rows, wherever the placement put them. Internal to the communication room; pure.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "communication/handle.h"
+#include "protocol/layout.h"
+#include "tokenyard/tensor.h"
+
+namespace tokenyard::communication {
+
+// Calls visit(source, row) for every row that was received and kept, in the result's order: `row` is the token index of
+// a rank-major source, and else the row of the result (source is then 0).
+template <class Visit>
+void for_each_received_row(const Route& route, const protocol::WindowLayout& layout, Visit&& visit) {
+  const engine::Round& round = route.round;
+  if (layout.shape().placement != protocol::Placement::kRankMajor) {
+    const std::int64_t kept = std::min(round.num_rows, round.row_limit);
+    for (std::int64_t row = 0; row < kept; ++row) visit(std::int64_t{0}, row);
+    return;
+  }
+  const int per_chunk = layout.shape().tokens_per_chunk;
+  for (std::size_t source = 0; source < round.rows_received.size(); ++source) {
+    if (round.rows_received[source] == 0) continue;
+    const std::uint64_t* masks = round.masks.data() + source * static_cast<std::size_t>(layout.max_chunks());
+    const std::int64_t chunks = protocol::num_chunks(round.tokens_of[source], per_chunk);
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (std::uint64_t mask = masks[chunk]; mask != 0; mask &= mask - 1) {
+        visit(static_cast<std::int64_t>(source), chunk * per_chunk + std::countr_zero(mask));
+      }
+    }
+  }
+}
+
+// Source `source` of a [num_ranks, tokens_per_rank, ...] tensor.
+inline TensorView block_of(const TensorView& tensor, std::int64_t source) {
+  TensorView block = tensor;
+  block.num_dims = tensor.num_dims - 1;
+  for (int i = 0; i < block.num_dims; ++i) {
+    block.shape[static_cast<std::size_t>(i)] = tensor.shape[static_cast<std::size_t>(i) + 1];
+    block.strides[static_cast<std::size_t>(i)] = tensor.strides[static_cast<std::size_t>(i) + 1];
+  }
+  if (tensor.data != nullptr) {
+    block.data = static_cast<std::byte*>(tensor.data) + source * tensor.strides[0] * size_of(tensor.dtype);
+  }
+  return block;
+}
+
+// Where the rows of an output are: base + source * block_stride + row * row_stride, in bytes.
+struct RowPlaces {
+  std::byte* base = nullptr;
+  std::int64_t block_stride = 0;
+  std::int64_t row_stride = 0;
+
+  [[nodiscard]] std::byte* at(std::int64_t source, std::int64_t row) const {
+    return base + source * block_stride + row * row_stride;
+  }
+};
+
+// `tokens_per_rank` is 0 for layouts without blocks; rank-major outputs have a dimension for the source, or the same
+// rows in one.
+inline RowPlaces places_of(const TensorView& output, const PayloadKind& kind, std::int64_t tokens_per_rank) {
+  const std::int64_t element = size_of(output.dtype);
+  auto* base = static_cast<std::byte*>(output.data);
+  if (output.num_dims == kind.num_inner + 2) return {base, output.strides[0] * element, output.strides[1] * element};
+  return {base, tokens_per_rank * output.strides[0] * element, output.strides[0] * element};
+}
+
+// The part of the caller's tensor that the result fills.
+inline TensorView trimmed(TensorView into, const PayloadKind& kind, std::int64_t tokens_per_rank, std::int64_t rows) {
+  if (into.num_dims == kind.num_inner + 2) {
+    into.shape[1] = tokens_per_rank;
+  } else {
+    into.shape[0] = rows;
+  }
+  return into;
+}
+
+}  // namespace tokenyard::communication

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine executes rounds: two verbs, each with a send and a receive half, told what to do by a RoundSpec and plain
+// requests whose arguments have been checked. Thread rule: one thread at a time.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "engine/round.h"
+#include "fabric/window.h"
+#include "protocol/layout.h"
+#include "protocol/round_spec.h"
+#include "tokenyard/communication.h"
+
+namespace tokenyard::engine {
+
+// Everything an engine is made of.
+struct Setup {
+  int rank = 0;
+  int num_ranks = 1;
+  MoeParams params{};
+  protocol::RoundSpec spec{};
+  protocol::WindowLayout layout{};
+  std::chrono::milliseconds deadline{};
+  std::chrono::milliseconds first_round_deadline{};
+  int num_threads = 1;
+  std::uint32_t initial_epoch = 0;
+};
+
+// Rows of one payload as the caller gave them.
+struct PayloadRows {
+  const std::byte* data = nullptr;
+  std::int64_t row_bytes = 0;  // 0: not given
+  std::int64_t stride = 0;     // bytes
+};
+
+struct DispatchRequest {
+  std::int64_t num_tokens = 0;
+  std::array<PayloadRows, protocol::kMaxPlanes> payloads{};  // the ids plane holds Round::wire_ids when routed
+  TensorView topk_ids{};       // routed placements; not given on replay
+  const Round* replay = nullptr;
+  std::span<const std::int32_t> stats{};
+  std::uint64_t digest = 0;
+  // A value that must agree, and how it is called in the error; compared when neither side has 0.
+  std::int64_t agreed = 0;
+  const char* agreed_name = "";
+  std::int64_t row_limit = 0;  // final places: rows to keep
+  std::int64_t tokens_per_rank = 0;
+};
+
+struct CombineRequest {
+  TensorView expert_output{};  // [rows, hidden] or [num_ranks, tokens_per_rank, hidden]
+  TensorView topk_weights{};   // [rows, top_k] f32, or not given
+};
+
+struct CombineTarget {
+  TensorView output{};
+  std::array<TensorView, 2> bias{};
+  TensorView topk_weights{};  // [num_tokens, top_k] f32, or not given
+};
+
+class Engine {
+ public:
+  Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  Engine(Engine&&) = delete;
+  Engine& operator=(Engine&&) = delete;
+  virtual ~Engine() = default;
+
+  // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.
+  virtual void plan(const DispatchRequest& request, Round& round) = 0;
+  // The caller's rows may be reused when it returns. Throws kMismatch when ranks disagree.
+  virtual Status dispatch_send(const DispatchRequest& request, Round& round) = 0;
+  virtual Status dispatch_receive(const DispatchRequest& request, Round& round) = 0;
+  // Nothing of the round's received rows will be read any more.
+  virtual void release(const Round& round) = 0;
+  virtual Status combine_send(const CombineRequest& request, Round& round) = 0;
+  virtual Status combine_receive(const CombineTarget& target, const Round& round) = 0;
+
+  // Takes part in the next dispatch, or in the combine of `round`, by telling the peers that this rank gives it up.
+  virtual void abort_dispatch() = 0;
+  virtual void abort_combine(const Round& round) = 0;
+
+  // Waits until no peer reads this rank's combine section any more, so that it may be written.
+  virtual Status acquire_combine_section() = 0;
+
+  // Whether the rows of every rank are where this rank can load them.
+  // The sticky fault; kOk when there is none.
+  [[nodiscard]] virtual Status fault() const = 0;
+  // Forgets faults and open operations. Between two barriers of the group, with no rank inside an operation; `epoch`
+  // is agreed and ahead of every rank's epochs.
+  virtual void reset(std::uint32_t epoch) = 0;
+  [[nodiscard]] virtual std::uint32_t latest_epoch() const = 0;
+
+  [[nodiscard]] virtual PeerStatistics statistics() const = 0;
+};
+
+struct EngineInfo {
+  std::string_view name;
+  std::string_view description;
+  EngineKind kind;
+  std::unique_ptr<Engine> (*make)(const Setup& setup, fabric::Window& window);
+};
+
+// Every engine of this build, in order of preference.
+[[nodiscard]] std::span<const EngineInfo> engines();
+
+}  // namespace tokenyard::engine

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/round.h"
+
+#include <algorithm>
+
+namespace tokenyard::engine {
+
+void Round::reserve(const protocol::WindowShape& shape, int top_k) {
+  const auto ranks = static_cast<std::size_t>(shape.num_ranks);
+  const auto tokens = static_cast<std::size_t>(shape.max_tokens);
+  const std::size_t copies = top_k > 0 ? std::min(ranks, static_cast<std::size_t>(top_k)) : ranks;
+  first_destination.resize(tokens + 1);
+  destinations.resize(tokens * copies);
+  wire_ids.resize(tokens * static_cast<std::size_t>(top_k));
+  rows_sent.resize(ranks);
+  rows_received.resize(ranks);
+  row_base.resize(ranks);
+  tokens_of.resize(ranks);
+  if (shape.placement == protocol::Placement::kRankMajor) {
+    masks.resize(ranks * static_cast<std::size_t>(protocol::num_chunks(shape.max_tokens, shape.tokens_per_chunk)));
+  }
+}
+
+}  // namespace tokenyard::engine

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one dispatch leaves behind for its combine: the route of this rank's tokens, and what it received. All vectors
+// are sized once, so a round fills them without allocating.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "protocol/layout.h"
+
+namespace tokenyard::engine {
+
+// One copy of a token: the rank it goes to and its row among the rows of that rank's combine section.
+struct Destination {
+  std::int32_t rank = 0;
+  std::int32_t row = 0;
+};
+
+struct Round {
+  std::uint32_t epoch = 0;          // of the dispatch that filled it
+  std::uint32_t combine_epoch = 0;  // of the combine half that was sent for it
+  std::uint32_t route_epoch = 0;    // of the dispatch that made the route; older than `epoch` after a replay
+  std::int64_t num_tokens = 0;      // of this rank
+
+  // Token t goes to destinations [first_destination[t], first_destination[t + 1]), ascending by rank.
+  std::vector<std::int32_t> first_destination;
+  std::vector<Destination> destinations;
+  std::vector<std::int32_t> wire_ids;  // [num_tokens, top_k]; -1 where there is no expert
+  std::vector<std::int32_t> rows_sent;  // [num_ranks]
+
+  std::vector<std::int32_t> rows_received;  // [num_ranks]
+  std::vector<std::int32_t> row_base;       // [num_ranks]: first row of each source in this rank's combine section
+  std::vector<std::int32_t> tokens_of;      // [num_ranks]
+  std::vector<std::uint64_t> masks;         // rank major: [num_ranks, max_chunks], tokens with a row here
+  std::int64_t num_rows = 0;                // received in all
+  std::int64_t row_limit = 0;               // final places: rows kept of them
+  std::int64_t tokens_per_rank = 0;         // rank major: rows of a source that the caller sees
+  protocol::PlanePlan planes;
+
+  // `top_k` 0: tokens go to every rank and ids are not looked at.
+  void reserve(const protocol::WindowShape& shape, int top_k);
+};
+
+}  // namespace tokenyard::engine

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A window: this rank's symmetric memory and how the peers' windows are reached. Made in two steps, so that the
+// caller can tell all ranks of a failure in between: `allocate` is local, `connect` is collective.
+// Thread rule: a window is made by one thread; its memory is then shared under the protocol's rules.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "tokenyard/backends.h"
+#include "tokenyard/group.h"
+
+namespace tokenyard::fabric {
+
+class Window {
+ public:
+  Window() = default;
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+  Window(Window&&) = delete;
+  Window& operator=(Window&&) = delete;
+  virtual ~Window() = default;
+
+  // Collective. Afterwards `peer` answers for every rank. Throws tokenyard::Error. The window must live until another
+  // collective call of the group has returned: only then have all peers taken hold of its memory.
+  virtual void connect(const Group& group, std::chrono::milliseconds deadline) = 0;
+
+  [[nodiscard]] virtual std::byte* own() const = 0;
+  // Where this rank can load from and store to `rank`'s window; its own for itself. Null when the fabric reaches the
+  // rank only by other means, which engines must then use: none may assume load/store reach.
+  [[nodiscard]] virtual std::byte* peer(int rank) const = 0;
+  [[nodiscard]] virtual std::int64_t bytes() const = 0;
+};
+
+struct FabricInfo {
+  std::string_view name;
+  std::string_view description;
+  Support (*probe)();
+  // Local: zeroed memory, or an Error with the reason.
+  std::unique_ptr<Window> (*allocate)(std::int64_t bytes);
+};
+
+// Every fabric of this build, in order of preference.
+[[nodiscard]] std::span<const FabricInfo> fabrics();
+
+}  // namespace tokenyard::fabric

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kind of group has to bring. One object is one member; its destructor leaves the group without waiting for
+// another member.
+// Thread rule: one thread at a time per object; different members may be used concurrently.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tokenyard/group.h"
+
+namespace tokenyard::group {
+
+struct Membership {
+  int rank = 0;
+  int num_ranks = 1;
+  std::uint64_t nonce = 0;
+  std::chrono::milliseconds deadline{0};  // of a collective that is given none
+  bool offers_agreement = true;
+};
+
+class GroupImpl {
+ public:
+  explicit GroupImpl(const Membership& membership) : membership_(membership) {}
+
+  virtual ~GroupImpl() = default;
+  GroupImpl(const GroupImpl&) = delete;
+  GroupImpl& operator=(const GroupImpl&) = delete;
+
+  [[nodiscard]] const Membership& membership() const { return membership_; }
+
+  // `bytes` is within Group::kMaxGatherBytes and `deadline` is not negative: Group checks both.
+  [[nodiscard]] virtual std::vector<Bytes> all_gather(std::span<const std::byte> bytes,
+                                                      std::chrono::milliseconds deadline) = 0;
+
+  virtual void barrier(std::chrono::milliseconds deadline) { static_cast<void>(all_gather({}, deadline)); }
+
+ private:
+  Membership membership_;
+};
+
+}  // namespace tokenyard::group

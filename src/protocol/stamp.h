@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words that tell of arrival and of release, and the epochs they carry.
+//
+// A stamp is one 8-byte word {epoch:32, rows + 1:32}. It is compared for equality of its epoch, never for order, so a
+// wrapped epoch is as good as any. The low half is never 0: a word that nobody has written is no stamp of any epoch.
+#pragma once
+
+#include <cstdint>
+
+#include "protocol/host_device.h"
+
+namespace tokenyard::protocol {
+
+TOKENYARD_HD constexpr std::uint64_t encode_stamp(std::uint32_t epoch, std::uint32_t rows) {
+  return (static_cast<std::uint64_t>(epoch) << 32) | (static_cast<std::uint64_t>(rows) + 1);
+}
+
+TOKENYARD_HD constexpr bool stamp_is(std::uint64_t word, std::uint32_t epoch) {
+  return (word & 0xFFFFFFFFU) != 0 && static_cast<std::uint32_t>(word >> 32) == epoch;
+}
+
+TOKENYARD_HD constexpr std::uint32_t stamp_rows(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word & 0xFFFFFFFFU) - 1;
+}
+
+// Release words only ever move forward and never lag by half the epochs, so a signed difference orders them.
+TOKENYARD_HD constexpr bool released_at_least(std::uint64_t word, std::uint32_t epoch) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word) - epoch) >= 0;
+}
+
+// Header lines have two slots: the peers' headers of operation n - 1, which a rank has read before it starts n + 1,
+// say that operation n - 2 is over, and a rank stamps n only after every peer released n - 2.
+inline constexpr int kHeaderSlots = 2;
+
+TOKENYARD_HD constexpr int header_slot(std::uint32_t epoch) { return static_cast<int>(epoch % kHeaderSlots); }
+
+enum class HeaderStatus : std::uint8_t { kOk, kAborted };
+
+// What a source tells each receiver once an operation. Everything but `stamp` is written before it and read after it.
+struct alignas(64) HeaderLine {
+  std::uint64_t stamp;       // dispatch: rows sent to this receiver; combine: rows owed to it
+  std::uint64_t mask;        // rank major: which tokens of chunk 0 have a row here
+  std::uint64_t digest;      // of the arguments that must agree
+  std::int64_t agreed;       // an argument that must agree and whose values an error should name
+  std::int64_t row_limit;    // combine: rows of the dispatch that the receiver kept (num_worst_tokens)
+  std::int32_t num_tokens;   // dispatch: tokens of the source
+  HeaderStatus status;
+};
+
+static_assert(sizeof(HeaderLine) == 64);
+
+// Arrival of one chunk. `mask` is written before `stamp` and read after it.
+struct ChunkLine {
+  std::uint64_t stamp;
+  std::uint64_t mask;  // rank major: bit i = token i of the chunk has a row here
+};
+
+static_assert(sizeof(ChunkLine) == 16);
+
+}  // namespace tokenyard::protocol

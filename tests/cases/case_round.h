@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the case tests share: worlds written by hand, and a whole MoE layer around dispatch and combine.
+// The layer's experts are f_e(x) = (e + 1) x, or the identity. Its result is compared with
+// y = sum over slots of w_k f_{e_k}(x) in fp32, which knows nothing of ranks, layouts or rows.
+// Thread rule: `moe_round` as a communication's; the rest are pure functions.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/backends.h"
+#include "support/check.h"
+#include "support/errors.h"
+#include "support/round.h"
+#include "support/run_ranks.h"
+
+namespace tokenyard::support {
+
+using IdTable = std::vector<std::vector<std::int64_t>>;  // [token][slot] of one rank
+using WeightTable = std::vector<std::vector<float>>;
+
+// Row elements are ((37 rank + 11 token + column) mod 61) - 30: exact in bf16, and different for near tokens.
+// `weights` empty: 1 where the id is an expert, else 0. Shapes follow from the tables.
+struct CaseWorld {
+  MoeParams params{.num_experts = 4, .top_k = 1, .hidden_size = 16, .max_tokens_per_rank = 8, .dtype = Dtype::kF32};
+  std::vector<IdTable> ids{};  // of each rank
+  std::vector<WeightTable> weights{};
+  Dtype id_dtype = Dtype::kI64;
+
+  [[nodiscard]] World make() const;
+};
+
+[[nodiscard]] float case_value(int rank, std::int64_t token, std::int64_t column);
+// `num_tokens` times the same row of ids.
+[[nodiscard]] IdTable repeated(std::int64_t num_tokens, std::vector<std::int64_t> row);
+
+enum class Experts : std::uint8_t { kScale, kIdentity };
+
+// Dispatch (checked row by row), this rank's experts on what came, combine, and y.
+void moe_round(Communication& communication,
+               const World& world,
+               const RoundPlan& plan,
+               DispatchResult& result,
+               Experts experts = Experts::kScale);
+
+// All ranks, one communication, the worlds in turn.
+void play_worlds(std::string_view backend,
+                 const std::vector<World>& worlds,
+                 const RoundPlan& plan = {},
+                 Experts experts = Experts::kScale);
+
+// A suite whose parameter is the backend.
+class EachBackend : public ::testing::TestWithParam<std::string_view> {};
+
+[[nodiscard]] inline std::string backend_name(const ::testing::TestParamInfo<std::string_view>& backend) {
+  return std::string(backend.param);
+}
+
+}  // namespace tokenyard::support

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""program_test PROGRAM LAYER: what the program prints and writes, and how it refuses."""
+import json
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv[1]
+LAYER = pathlib.Path(sys.argv[2])
+LIMITS = {"bf16": 4e-3, "fp8": 2e-2}
+NUM_TOKENS, HIDDEN_SIZE, NUM_EXPERTS = 8192, 256, 64
+
+
+def run(*arguments):
+    # Longer than every deadline of the program: a hang is a failure here.
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=200, check=False)
+
+
+def json_lines(*arguments):
+    result = run(*arguments, "--json")
+    assert result.returncode == 0, f"status {result.returncode}: {result.stderr}"
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def tensor(path, name):
+    header, data = read_safetensors(path)
+    begin, end = header[name]["data_offsets"]
+    return data[begin:end]
+
+
+class Info(unittest.TestCase):
+    def test_json_has_the_program_and_every_backend(self):
+        program, *backends = json_lines("info")
+        self.assertEqual(program["engines"], ["host"])
+        self.assertEqual(program["fabrics"], ["host"])
+        self.assertEqual([b["backend"] for b in backends], ["all_gather", "high_throughput", "one_sided", "passthrough"])
+        for backend in backends:
+            self.assertEqual(len(backend["contract"]), 23)
+            self.assertTrue(backend["seed_class"].endswith("Manager"))
+            if backend["support"] != "usable":
+                self.assertNotEqual(backend["reason"], "")
+
+    def test_people_see_every_backend(self):
+        result = run("info")
+        self.assertEqual(result.returncode, 0)
+        for name in ("all_gather", "high_throughput", "one_sided", "passthrough", "output_layout", "grows"):
+            self.assertIn(name, result.stdout)
+
+
+class Run(unittest.TestCase):
+    def check_lines(self, lines, num_ranks, kind, dtype):
+        for line in lines:
+            self.assertEqual((line["status"], line["num_ranks"], line["rank_kind"]), ("ok", num_ranks, kind))
+            self.assertEqual(line["engine"], "host")
+            self.assertGreater(line["relative_error"], 0)
+            self.assertLessEqual(line["relative_error"], LIMITS[dtype])
+            self.assertEqual(len(line["rows_per_rank"]), num_ranks)
+            for time in ("dispatch_us", "expert_us", "combine_us"):
+                self.assertGreater(line[time], 0)
+
+    def test_all_is_every_backend_that_moves_tokens(self):
+        lines = json_lines("run", "--num-ranks", 3, "--num-rounds", 1)
+        self.assertEqual([line["backend"] for line in lines], ["all_gather", "high_throughput", "one_sided"])
+        self.check_lines(lines, 3, "threads", "bf16")
+
+    def test_rows_are_those_that_the_routes_ask_for(self):
+        lines = {l["backend"]: l for l in json_lines("run", "--num-ranks", 8, "--num-rounds", 1)}
+        ids = struct.unpack(f"<{NUM_TOKENS * 8}q", tensor(LAYER / "tokens.safetensors", "topk_ids"))
+        expected = [0] * 8
+        for token in range(NUM_TOKENS):
+            for owner in {i // (NUM_EXPERTS // 8) for i in ids[8 * token : 8 * token + 8]}:
+                expected[owner] += 1
+        self.assertEqual(lines["high_throughput"]["rows_per_rank"], expected)
+        self.assertEqual(lines["one_sided"]["rows_per_rank"], expected)
+        self.assertEqual(lines["all_gather"]["rows_per_rank"], [NUM_TOKENS] * 8)
+
+    def test_names_aliases_and_processes(self):
+        lines = json_lines("run", "--backend", "naive,deepep_high_throughput", "--num-ranks", 2, "--num-rounds", 1,
+                           "--rank-kind", "processes", "--dispatch-dtype", "fp8")
+        self.assertEqual([line["backend"] for line in lines], ["all_gather", "high_throughput"])
+        self.check_lines(lines, 2, "processes", "fp8")
+
+    def test_uneven_and_few_tokens(self):
+        lines = json_lines("run", "--num-ranks", 7, "--num-rounds", 1, "--num-tokens", 33, "--num-threads", 2)
+        self.check_lines(lines, 7, "threads", "bf16")
+        for line in lines:
+            self.assertEqual(line["num_tokens"], 7 * 33)
+
+    def test_output_does_not_depend_on_ranks_beyond_rounding(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "out.safetensors"
+            json_lines("run", "--backend", "one_sided", "--num-ranks", 4, "--num-rounds", 1, "--output", path)
+            header, data = read_safetensors(path)
+            self.assertEqual(list(header), ["combined_output"])
+            self.assertEqual(header["combined_output"]["shape"], [4, 2048, HIDDEN_SIZE])
+            self.assertEqual(header["combined_output"]["dtype"], "BF16")
+            self.assertEqual(len(data), NUM_TOKENS * HIDDEN_SIZE * 2)
+            # Compared here without the program's own arithmetic.
+            wanted = struct.unpack(f"<{NUM_TOKENS * HIDDEN_SIZE}f", tensor(LAYER / "expected.safetensors", "expected_output"))
+            difference = norm = 0.0
+            for i in range(0, len(wanted), 17):
+                value = struct.unpack("<f", b"\0\0" + data[2 * i : 2 * i + 2])[0]
+                difference += (value - wanted[i]) ** 2
+                norm += wanted[i] ** 2
+            self.assertLessEqual((difference / norm) ** 0.5, LIMITS["bf16"])
+
+    def test_a_wrong_expected_output_is_noticed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            layer = pathlib.Path(folder)
+            for name in ("tokens", "experts", "expected"):
+                shutil.copy(LAYER / f"{name}.safetensors", layer)
+            path = layer / "expected.safetensors"
+            data = bytearray(path.read_bytes())
+            data[-(1 << 20) :] = bytes(1 << 20)
+            path.chmod(0o644)
+            path.write_bytes(data)
+            result = run("run", "--layer", layer, "--backend", "one_sided", "--num-ranks", 2, "--num-rounds", 1, "--json")
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(json.loads(result.stdout)["status"], "inaccurate")
+            self.assertIn("is above 0.004", result.stderr)
+
+
+class Refusals(unittest.TestCase):
+    def check_refused(self, arguments, *words):
+        result = run(*arguments)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertLess(result.returncode, 128, "ended by a signal")
+        for word in words:
+            self.assertIn(word, result.stderr + result.stdout)
+
+    def test_passthrough_says_why(self):
+        result = run("run", "--backend", "passthrough", "--json")
+        self.assertEqual(result.returncode, 1)
+        line = json.loads(result.stdout)
+        self.assertEqual(line["status"], "unusable")
+        self.assertNotEqual(line["reason"], "")
+        self.assertIn(line["reason"], result.stderr)
+
+    def test_unknown_names_and_values(self):
+        self.check_refused(["run", "--backend", "nosuch"], "nosuch", "one_sided")
+        self.check_refused(["run", "--num-ranks", "0"], "--num-ranks")
+        self.check_refused(["run", "--rank-kind", "fibres"], "--rank-kind")
+        self.check_refused([], "subcommand")
+
+    def test_a_layer_that_is_cut_short(self):
+        with tempfile.TemporaryDirectory() as folder:
+            layer = pathlib.Path(folder)
+            for name in ("experts", "expected"):
+                shutil.copy(LAYER / f"{name}.safetensors", layer)
+            self.check_refused(["run", "--layer", layer], "tokens.safetensors", "cannot be read")
+            (layer / "tokens.safetensors").write_bytes((LAYER / "tokens.safetensors").read_bytes()[:100000])
+            self.check_refused(["run", "--layer", layer], "tokens.safetensors")
+
+    def test_a_rank_that_fails_ends_the_run(self):
+        # An id beyond the experts: the rank that holds the token throws, and every kind of rank comes to an end.
+        with tempfile.TemporaryDirectory() as folder:
+            layer = pathlib.Path(folder)
+            for name in ("tokens", "experts", "expected"):
+                shutil.copy(LAYER / f"{name}.safetensors", layer)
+            path = layer / "tokens.safetensors"
+            header, data = read_safetensors(path)
+            begin = len(path.read_bytes()) - len(data) + header["topk_ids"]["data_offsets"][0]
+            data = bytearray(path.read_bytes())
+            data[begin : begin + 8] = struct.pack("<q", 1000)
+            path.chmod(0o644)
+            path.write_bytes(data)
+            for kind in ("threads", "processes"):
+                result = run("run", "--layer", layer, "--backend", "high_throughput", "--num-ranks", 3, "--rank-kind", kind,
+                             "--num-rounds", 1)
+                self.assertEqual(result.returncode, 1, kind)
+                self.assertIn("failed: rank 0", result.stderr)
+                self.assertIn("1000", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

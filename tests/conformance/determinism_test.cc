@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results depend on the inputs alone: not on threads, SMs, the run or the address of the expert output.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "conformance/small_spec.h"
+#include "support/check.h"
+#include "support/run_ranks.h"
+
+namespace tokenyard::support {
+namespace {
+
+using Outcome = std::vector<std::vector<std::byte>>;  // of each rank
+
+struct Variant {
+  int num_threads = 1;
+  RoundPlan plan{};
+};
+
+// Dispatched and combined bytes of two rounds, rank by rank.
+Outcome play(std::string_view backend, const WorldSpec& spec, const Variant& variant) {
+  Outcome outcome(static_cast<std::size_t>(spec.num_ranks));
+  const World worlds[] = {make_world(spec), make_world(with_seed(spec, spec.seed + 1))};
+  run_ranks(spec.num_ranks, [&](const Group& group) {
+    CommunicationOptions options = test_options();
+    options.num_threads = variant.num_threads;
+    Communication communication = communication_for(group, backend, spec, options);
+    DispatchResult result;
+    std::vector<std::byte>& all = outcome[static_cast<std::size_t>(group.rank())];
+    for (const World& world : worlds) {
+      dispatch_and_check(communication, world, variant.plan, result);
+      const std::vector<std::byte> received = used_bytes(communication, world, variant.plan, result);
+      all.insert(all.end(), received.begin(), received.end());
+      const std::vector<std::byte> sums = combine_and_check(communication, world, variant.plan, result, result.handle);
+      all.insert(all.end(), sums.begin(), sums.end());
+    }
+  });
+  return outcome;
+}
+
+class Determinism : public ::testing::TestWithParam<std::string_view> {
+ protected:
+  static WorldSpec spec() {
+    WorldSpec spec = small_spec(4, 5);
+    spec.params.max_tokens_per_rank = 40;
+    spec.params.hidden_size = 333;
+    spec.params.top_k = 5;
+    return spec;
+  }
+};
+
+TEST_P(Determinism, TwoRunsAreEqual) {
+  EXPECT_EQ(play(GetParam(), spec(), {}), play(GetParam(), spec(), {}));
+}
+
+TEST_P(Determinism, ThreadsDoNotShow) {
+  const Outcome one = play(GetParam(), spec(), {.num_threads = 1});
+  EXPECT_EQ(one, play(GetParam(), spec(), {.num_threads = 3}));
+  EXPECT_EQ(one, play(GetParam(), spec(), {.num_threads = 2}));
+}
+
+TEST_P(Determinism, ZeroCopyEqualsOwnTensor) {
+  EXPECT_EQ(play(GetParam(), spec(), {}), play(GetParam(), spec(), {.plan = {.zero_copy = true}}));
+}
+
+TEST_P(Determinism, StridedEqualsContiguous) {
+  EXPECT_EQ(play(GetParam(), spec(), {}), play(GetParam(), spec(), {.plan = {.strided = true}}));
+}
+
+// combine_input is given where the contract promises it: otherwise the zero-copy tests would test nothing.
+TEST_P(Determinism, CombineInputIsThere) {
+  WorldSpec spec = small_spec(3);
+  spec.num_tokens = {4, 4, 4};
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(3, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    DispatchResult result;
+    const RoundPlan plan{.zero_copy = true};
+    dispatch_and_check(communication, world, plan, result);
+    const TensorView window = communication.combine_input(result.handle, Dtype::kBf16);
+    check(window.defined(), "no combine_input for equal sizes");
+    check(communication.combine_input(result.handle, Dtype::kF16).defined(), "no combine_input of the same width");
+    check(!communication.combine_input(result.handle, Dtype::kF32).defined(), "combine_input of another width");
+    combine_and_check(communication, world, plan, result, result.handle);
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Determinism, ::testing::ValuesIn(kMovingBackends), [](const auto& backend) {
+  return std::string(backend.param);
+});
+
+// all_gather's window memory exists only when sizes are equal; otherwise the caller brings a tensor.
+TEST(AllGatherCombineInput, NothingForUnequalSizes) {
+  WorldSpec spec = small_spec(2);
+  spec.num_tokens = {4, 3};
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
+    Communication communication = communication_for(group, "all_gather", spec);
+    DispatchResult result;
+    dispatch_and_check(communication, world, {}, result);
+    check(!communication.combine_input(result.handle, Dtype::kBf16).defined(), "combine_input for unequal sizes");
+    combine_and_check(communication, world, {}, result, result.handle);
+  }));
+}
+
+}  // namespace
+}  // namespace tokenyard::support

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What only one_sided promises: the run-time rows per rank, low-precision combine, growth.
+#include <gtest/gtest.h>
+
+#include "conformance/small_spec.h"
+#include "support/check.h"
+#include "support/errors.h"
+#include "support/run_ranks.h"
+
+namespace tokenyard::support {
+namespace {
+
+constexpr int kRanks = 3;
+
+TEST(RuntimeMaxTokens, SetsTheRowsOfABlock) {
+  const WorldSpec spec = small_spec(kRanks, 2);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, "one_sided", spec);
+    DispatchResult result;
+    for (const std::int64_t tokens : {6, 4, 1, 5, 0, 6}) {
+      WorldSpec now = with_seed(spec, 30 + static_cast<std::uint64_t>(tokens));
+      now.num_tokens = {tokens, tokens / 2, 0};
+      RoundPlan plan{.seed = static_cast<std::uint64_t>(tokens), .zero_copy = tokens % 2 == 0};
+      plan.runtime_max_tokens = tokens;
+      play_round(communication, make_world(now), plan, result);
+    }
+  }));
+}
+
+class LowPrecision : public ::testing::TestWithParam<Dtype> {};
+
+// Rows cross as saturated e4m3; the sum and the output keep their own rules.
+TEST_P(LowPrecision, RowsCrossAsFp8) {
+  WorldSpec spec = small_spec(4, 3);
+  spec.params.hidden_size = 37;
+  spec.params.dtype = GetParam();
+  EXPECT_NO_THROW(run_ranks(4, [&](const Group& group) {
+    Communication communication =
+        create_communication(group, spec.params, OneSidedConfig{.use_low_precision_combine = true}, test_options());
+    DispatchResult result;
+    for (std::uint64_t round = 0; round < 6; ++round) {
+      const Dtype output = round % 3 == 0 ? Dtype::kBf16 : round % 3 == 1 ? Dtype::kF16 : Dtype::kF32;
+      const RoundPlan plan{.seed = round, .expert_dtype = GetParam(), .output_dtype = output, .zero_copy = round >= 3};
+      play_round(communication, make_world(with_seed(spec, 40 + round)), plan, result);
+    }
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes,
+                         LowPrecision,
+                         ::testing::Values(Dtype::kBf16, Dtype::kF16, Dtype::kF32),
+                         [](const auto& dtype) { return std::string(name(dtype.param)); });
+
+TEST(GrowthOfOneSided, MakesRoomAndReplacesHandles) {
+  const WorldSpec small = small_spec(kRanks, 5);
+  WorldSpec large = small;
+  large.params.max_tokens_per_rank = 20;
+  large.params.hidden_size = 100;
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, "one_sided", small);
+    DispatchResult result;
+    play_round(communication, make_world(small), {}, result);
+    auto* growth = communication.get<Growth>();
+    check(growth != nullptr, "one_sided has no Growth");
+    const std::int64_t before = communication.window_bytes();
+    growth->reserve(small.params, 0);
+    check_eq(communication.window_bytes(), before, "window after a request that fits");
+    growth->reserve(large.params, 0);
+    check(communication.window_bytes() > before, "the window did not grow");
+    Tensor rows(Dtype::kBf16, {kRanks, 6, 24});
+    Tensor output(Dtype::kBf16, {make_world(small).rank(group.rank()).num_tokens, 24});
+    TensorView view = output.view();
+    check_throws(ErrorCode::kReplaced, {},
+                 [&] { (void)communication.combine(result.handle, {.expert_output = rows.view()}, {}, view); });
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      play_round(communication, make_world(with_seed(large, round)), {.seed = round}, result);
+    }
+  }));
+}
+
+TEST(GrowthOfOneSided, DifferentRequestsFailEverywhereAndKeepTheWindow) {
+  const WorldSpec spec = small_spec(kRanks, 6);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, "one_sided", spec);
+    DispatchResult result;
+    play_round(communication, make_world(spec), {}, result);
+    MoeParams wanted = spec.params;
+    wanted.max_tokens_per_rank = group.rank() == 2 ? 31 : 30;
+    check_throws(ErrorCode::kMismatch, {"30", "31"}, [&] { communication.get<Growth>()->reserve(wanted, 0); });
+    play_round(communication, make_world(with_seed(spec, 7)), {}, result);
+  }));
+}
+
+TEST(GrowthOfOneSided, IsRefusedWithAnOpenRound) {
+  const WorldSpec spec = small_spec(2, 8);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
+    Communication communication = communication_for(group, "one_sided", spec);
+    DispatchResult result;
+    dispatch_and_check(communication, world, {}, result);
+    MoeParams wanted = spec.params;
+    wanted.max_tokens_per_rank = 30;
+    check_throws(ErrorCode::kInvalidState, {}, [&] { communication.get<Growth>()->reserve(wanted, 0); });
+    combine_and_check(communication, world, {}, result, result.handle);
+  }));
+}
+
+}  // namespace
+}  // namespace tokenyard::support

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which backends the suites drive, and a communication of one for the world of a test.
+// Thread rule: pure functions; `communication_for` is collective over the group.
+#pragma once
+
+#include <array>
+#include <numeric>
+#include <string_view>
+
+#include "tokenyard/communication.h"
+
+#include "support/round.h"
+#include "support/world.h"
+
+namespace tokenyard::support {
+
+inline constexpr std::array<std::string_view, 3> kMovingBackends{"all_gather", "high_throughput", "one_sided"};
+
+// The backend's config with room for what the world sends besides the rows.
+[[nodiscard]] inline BackendConfig config_for(std::string_view backend, const WorldSpec& spec) {
+  const std::int64_t extra_bytes =
+      std::accumulate(spec.extra_row_bytes.begin(), spec.extra_row_bytes.end(), std::int64_t{0});
+  if (backend == "all_gather") return AllGatherConfig{.extra_payload_bytes_per_token = extra_bytes};
+  if (backend == "high_throughput") return HighThroughputConfig{};
+  return OneSidedConfig{.extra_payload_bytes_per_token = extra_bytes,
+                        .eplb_stats_num_experts = static_cast<int>(spec.eplb_entries),
+                        .use_low_precision_combine = false};
+}
+
+[[nodiscard]] inline Communication communication_for(const Group& group,
+                                                     std::string_view backend,
+                                                     const WorldSpec& spec,
+                                                     const CommunicationOptions& options = test_options()) {
+  return create_communication(group, spec.params, config_for(backend, spec), options);
+}
+
+}  // namespace tokenyard::support

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "support/casts.h"
+#include "support/check.h"
+#include "support/rng.h"
+
+namespace tokenyard::support {
+namespace {
+
+// A float of mixed magnitude from a hash.
+float float_of(std::uint64_t hash, bool specials) {
+  if (specials && hash % 97 == 0) {
+    constexpr float kSpecials[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                                   -0.0F, 1e-40F, -1e-7F};
+    return kSpecials[(hash / 97) % std::size(kSpecials)];
+  }
+  const double unit = static_cast<double>(hash >> 11) * 0x1p-52 - 1.0;
+  return static_cast<float>(std::ldexp(unit, static_cast<int>(hash % 13) - 6));
+}
+
+std::uint64_t hash_of(std::uint64_t seed, int rank, const ExpectedRow& row, std::int64_t column) {
+  const std::uint64_t where = mix(seed + 0x10001U * static_cast<std::uint64_t>(rank)) ^
+                              mix(static_cast<std::uint64_t>(row.source) << 40 | static_cast<std::uint64_t>(row.token));
+  return mix(where + static_cast<std::uint64_t>(column));
+}
+
+// Every receiver of every token of `rank`, in rank order, without those that dropped the row.
+std::vector<std::vector<int>> receivers(const World& world, int rank, const LayoutRule& rule) {
+  std::vector<std::vector<int>> of_token(static_cast<std::size_t>(world.rank(rank).num_tokens));
+  for (int receiver = 0; receiver < world.spec.num_ranks; ++receiver) {
+    for (const ExpectedRow& row : expect_dispatch(world, receiver, rule).rows) {
+      if (row.source == rank) of_token[static_cast<std::size_t>(row.token)].push_back(receiver);
+    }
+  }
+  return of_token;
+}
+
+}  // namespace
+
+bool travels(const World& world, int source, std::int64_t token, int rank, OutputLayout layout) {
+  if (layout == OutputLayout::kEveryRank) return true;
+  for (int slot = 0; slot < world.spec.params.top_k; ++slot) {
+    if (owner_of(world.id(source, token, slot), world.spec.params, world.spec.num_ranks) == rank) return true;
+  }
+  return false;
+}
+
+ExpectedDispatch expect_dispatch(const World& world, int rank, const LayoutRule& rule) {
+  const MoeParams& params = world.spec.params;
+  const int num_ranks = world.spec.num_ranks;
+  const std::int64_t first = first_expert_of(params, rank, num_ranks);
+  ExpectedDispatch expected;
+  expected.rows_per_expert.assign(static_cast<std::size_t>(num_experts_of(params, rank, num_ranks)), 0);
+  std::int64_t next = 0;
+  for (int source = 0; source < num_ranks; ++source) {
+    std::int64_t from_source = 0;
+    for (std::int64_t token = 0; token < world.rank(source).num_tokens; ++token) {
+      if (!travels(world, source, token, rank, rule.layout)) continue;
+      const std::int64_t position =
+          rule.layout == OutputLayout::kRankMajor ? source * rule.tokens_per_rank + token : next;
+      ++next;
+      ++from_source;
+      if (rule.num_worst_tokens >= 0 && position >= rule.num_worst_tokens) {
+        ++expected.dropped_rows;
+        continue;
+      }
+      expected.rows.push_back({.source = source, .token = token, .position = position});
+      for (std::size_t e = 0; e < expected.rows_per_expert.size(); ++e) {
+        bool chosen = false;
+        for (int slot = 0; slot < params.top_k; ++slot) {
+          chosen = chosen || world.id(source, token, slot) == first + static_cast<std::int64_t>(e);
+        }
+        expected.rows_per_expert[e] += chosen ? 1 : 0;
+      }
+    }
+    expected.rows_per_source.push_back(from_source);
+    expected.tokens_per_source.push_back(world.rank(source).num_tokens);
+  }
+  expected.total_rows = rule.layout == OutputLayout::kRankMajor ? num_ranks * rule.tokens_per_rank
+                        : rule.num_worst_tokens >= 0            ? rule.num_worst_tokens
+                                                                : next;
+  return expected;
+}
+
+std::vector<std::int64_t> expect_ids(const World& world, const ExpectedRow& row, int rank, IdSpace space) {
+  const MoeParams& params = world.spec.params;
+  std::vector<std::int64_t> ids;
+  for (int slot = 0; slot < params.top_k; ++slot) {
+    const std::int64_t id = world.id(row.source, row.token, slot);
+    if (space != IdSpace::kLocal) {
+      ids.push_back(id);
+    } else {
+      const bool own = owner_of(id, params, world.spec.num_ranks) == rank;
+      ids.push_back(own ? id - first_expert_of(params, rank, world.spec.num_ranks) : -1);
+    }
+  }
+  return ids;
+}
+
+std::vector<std::byte> expert_row(const ExpertData& data, const ExpectedRow& row, int rank, std::int64_t hidden) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(hidden * size_of(data.dtype)));
+  for (std::int64_t column = 0; column < hidden; ++column) {
+    store(data.dtype, bytes.data(), column, float_of(hash_of(data.seed, rank, row, column), data.specials));
+  }
+  return bytes;
+}
+
+float returned_weight(std::uint64_t seed, const ExpectedRow& row, int rank, int slot) {
+  return float_of(hash_of(seed ^ 0x5EED, rank, row, slot), false);
+}
+
+std::vector<std::byte> bias_bytes(std::uint64_t seed, int which, Dtype dtype, std::int64_t elements) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(elements * size_of(dtype)));
+  const std::uint64_t start = mix(seed * 7 + static_cast<std::uint64_t>(which));
+  for (std::int64_t i = 0; i < elements; ++i) {
+    store(dtype, bytes.data(), i, float_of(mix(start + static_cast<std::uint64_t>(i)), true));
+  }
+  return bytes;
+}
+
+std::vector<std::byte> expect_combine(const World& world, int rank, const CombineRule& rule) {
+  const std::int64_t hidden = world.spec.params.hidden_size;
+  const std::int64_t elements = world.rank(rank).num_tokens * hidden;
+  const Dtype wire = rule.low_precision ? Dtype::kF8e4m3 : world.spec.params.dtype;
+  std::vector<std::byte> output(static_cast<std::size_t>(elements * size_of(rule.output_dtype)));
+  std::vector<std::vector<std::byte>> biases;
+  for (int which = 0; which < rule.num_biases; ++which) {
+    biases.push_back(bias_bytes(rule.experts.seed + static_cast<std::uint64_t>(rule.bias_rank) * 64, which,
+                                rule.output_dtype, elements));
+  }
+  const std::vector<std::vector<int>> of_token = receivers(world, rank, rule.layout);
+  for (std::int64_t token = 0; token < world.rank(rank).num_tokens; ++token) {
+    std::vector<float> sums(static_cast<std::size_t>(hidden), 0.0F);
+    for (const int receiver : of_token[static_cast<std::size_t>(token)]) {
+      const ExpectedRow row{.source = rank, .token = token, .position = 0};
+      const std::vector<std::byte> sent = expert_row(rule.experts, row, receiver, hidden);
+      for (std::int64_t column = 0; column < hidden; ++column) {
+        float value = load(rule.experts.dtype, sent.data(), column);
+        value = decode(wire, encode(wire, value));
+        sums[static_cast<std::size_t>(column)] += value;
+      }
+    }
+    for (std::int64_t column = 0; column < hidden; ++column) {
+      const std::int64_t at = token * hidden + column;
+      float sum = sums[static_cast<std::size_t>(column)];
+      for (const std::vector<std::byte>& bias : biases)
+        sum += load(rule.output_dtype, bias.data(), at);
+      store(rule.output_dtype, output.data(), at, sum);
+    }
+  }
+  return output;
+}
+
+std::vector<std::byte> expect_returned_weights(const World& world, int rank, const CombineRule& rule) {
+  const int top_k = world.spec.params.top_k;
+  std::vector<std::byte> output(static_cast<std::size_t>(world.rank(rank).num_tokens * top_k * 4));
+  const std::vector<std::vector<int>> of_token = receivers(world, rank, rule.layout);
+  for (std::int64_t token = 0; token < world.rank(rank).num_tokens; ++token) {
+    for (int slot = 0; slot < top_k; ++slot) {
+      float sum = 0.0F;
+      for (const int receiver : of_token[static_cast<std::size_t>(token)]) {
+        sum += returned_weight(rule.experts.seed, {.source = rank, .token = token, .position = 0}, receiver, slot);
+      }
+      store(Dtype::kF32, output.data(), token * top_k + slot, sum);
+    }
+  }
+  return output;
+}
+
+std::int64_t expect_missing_rows(const World& world, int rank, const LayoutRule& rule) {
+  LayoutRule all = rule;
+  all.num_worst_tokens = -1;
+  const auto count = [&](const LayoutRule& with) {
+    std::int64_t rows = 0;
+    for (const std::vector<int>& of_token : receivers(world, rank, with))
+      rows += std::ssize(of_token);
+    return rows;
+  };
+  return count(all) - count(rule);
+}
+
+void check_elements(const TensorView& actual, std::span<const std::byte> expected, const std::string& what) {
+  const std::int64_t row_bytes = last_dim_bytes(actual);
+  const std::int64_t columns = row_bytes / size_of(actual.dtype);
+  const std::int64_t rows = num_flat_rows(actual);
+  check_eq(rows * row_bytes, static_cast<std::int64_t>(expected.size()), what + ", bytes");
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::byte* got = row_of(actual, row);
+    const std::byte* want = expected.data() + row * row_bytes;
+    if (row_bytes == 0 || std::memcmp(got, want, static_cast<std::size_t>(row_bytes)) == 0) continue;
+    for (std::int64_t column = 0; column < columns; ++column) {
+      std::uint32_t got_bits = 0;
+      std::uint32_t want_bits = 0;
+      std::memcpy(&got_bits, got + column * size_of(actual.dtype), static_cast<std::size_t>(size_of(actual.dtype)));
+      std::memcpy(&want_bits, want + column * size_of(actual.dtype), static_cast<std::size_t>(size_of(actual.dtype)));
+      const bool both_nan = actual.dtype == Dtype::kF32 && std::isnan(decode(actual.dtype, got_bits)) &&
+                            std::isnan(decode(actual.dtype, want_bits));
+      if (got_bits == want_bits || both_nan) continue;
+      const std::string where = what + " at [" + std::to_string(row) + ", " + std::to_string(column) + "]";
+      check_eq(decode(actual.dtype, got_bits), decode(actual.dtype, want_bits), where);
+      check_eq(got_bits, want_bits, where + ", bits");
+    }
+  }
+}
+
+}  // namespace tokenyard::support
