@@ -76,9 +76,6 @@ struct AllGatherConfig {
 // What `DeepEPHTAll2AllManager` does: compact rows, cached handles.
 struct HighThroughputConfig {
   int max_num_sms = 20;  // cap of set_num_sms
-  // 0: the window holds a whole round of the params. Otherwise the window takes at most this many bytes, and a round
-  // that does not fit goes through it in sub-rounds, with the same result in memory that the handle owns.
-  std::int64_t window_byte_budget = 0;
 };
 
 // What `FlashInferNVLinkOneSidedManager` does: rank-major rows for a list of payloads.

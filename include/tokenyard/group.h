@@ -39,8 +39,9 @@ struct GroupCallbacks {
   std::function<void()> barrier;
 };
 
-// Cheap to copy; copies are the same member. The last copy to go leaves the group without waiting for anyone, so a
-// communication keeps the group it was made with alive.
+// Cheap to copy; copies are the same member. A communication keeps the group it was made with alive. The last copy to
+// go leaves the group without waiting for anyone; only rank 0, where it serves a store, may linger up to 2 s to hand a
+// member the results it is owed.
 class Group {
  public:
   // `num_ranks` members for threads of this process, in rank order. Throws kInvalidArgument unless
@@ -56,7 +57,8 @@ class Group {
   // format is in docs/store.md. The port is bound only to the address given. Blocks until all have joined.
   static Group over_tcp(std::string_view address, int rank, int num_ranks, const GroupOptions& options = {});
 
-  // Wraps the caller's collectives. Throws kInvalidArgument when a callback is missing or the rank out of range.
+  // Wraps the caller's collectives. Collective: one all_gather shares the nonce and checks ranks and size. Throws
+  // kInvalidArgument when a callback is missing or the rank out of range.
   static Group from_callbacks(GroupCallbacks callbacks);
 
   [[nodiscard]] int rank() const;
@@ -67,7 +69,8 @@ class Group {
   [[nodiscard]] bool offers_agreement() const;
 
   // Collective. Every rank's bytes in rank order; at most kMaxGatherBytes each. Throws kTimeout naming the ranks that
-  // did not come, or kPeerLost naming one that left.
+  // did not come, or kPeerLost naming one that left. A collective that timed out counts as made: the group works on
+  // once every rank has made the same number of calls.
   [[nodiscard]] std::vector<Bytes> all_gather(std::span<const std::byte> bytes) const;
   [[nodiscard]] std::vector<Bytes> all_gather(std::span<const std::byte> bytes,
                                               std::chrono::milliseconds deadline) const;

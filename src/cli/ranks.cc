@@ -17,7 +17,9 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -37,43 +39,67 @@ using RankMain = std::function<void(const Group&)>;
 // How long ranks may take to end by themselves when one has failed: time for an announced failure to arrive.
 constexpr std::chrono::milliseconds kGrace{3000};
 constexpr std::chrono::milliseconds kPollInterval{10};
-constexpr int kFailureStatus = 1;
+// Of a rank that has reported its failure; no sanitizer or runtime ends a program with it.
+constexpr int kReportedStatus = 3;
 
-// Where the rank that fails first leaves its message, in memory that forked ranks share.
-struct FirstFailure {
+// A message in memory that forked ranks share; the first rank to claim it writes it.
+struct Message {
   std::atomic<int> claimed{0};
   std::array<char, 4096> text{};
 
-  void report(int rank, const char* what) noexcept {
+  void write(int rank, std::string_view what) noexcept {
     // Read only after the ranks have ended, so the join or wait orders it.
     if (claimed.exchange(1, std::memory_order_relaxed) != 0) return;
-    std::snprintf(text.data(), text.size(), "rank %d: %s", rank, what);
+    const std::string prefix = "rank " + std::to_string(rank) + ": ";
+    const bool prefixed = what.starts_with(prefix);
+    std::snprintf(text.data(), text.size(), "%s%.*s", prefixed ? "" : prefix.c_str(), static_cast<int>(what.size()),
+                  what.data());
   }
+
+  [[nodiscard]] bool written() const { return claimed.load(std::memory_order_relaxed) != 0; }
+};
+
+// A rank often learns that another failed before that one's own message is out, so the two are kept apart.
+struct Failures {
+  Message cause;
+  Message consequence;
+
+  void report(int rank, const Error& error) noexcept {
+    const bool of_another = error.code() == ErrorCode::kPeerFailed || error.code() == ErrorCode::kPeerLost ||
+                            error.code() == ErrorCode::kTimeout;
+    (of_another ? consequence : cause).write(rank, error.what());
+  }
+
+  [[nodiscard]] bool any() const { return cause.written() || consequence.written(); }
+
+  [[nodiscard]] const char* text() const { return (cause.written() ? cause : consequence).text.data(); }
 };
 
 static_assert(std::atomic<int>::is_always_lock_free, "shared between processes");
 
-bool run_guarded(int rank, const std::function<void()>& work, FirstFailure& failure) {
+bool run_guarded(int rank, const std::function<void()>& work, Failures& failures) {
   try {
     work();
     return true;
+  } catch (const Error& error) {
+    failures.report(rank, error);
   } catch (const std::exception& error) {
-    failure.report(rank, error.what());
+    failures.cause.write(rank, error.what());
   } catch (...) {
-    failure.report(rank, "an exception of an unknown type");
+    failures.cause.write(rank, "an exception of an unknown type");
   }
   return false;
 }
 
-void run_threads(int num_ranks, const RankMain& rank_main, FirstFailure& failure) {
+void run_threads(int num_ranks, const RankMain& rank_main, Failures& failures) {
   std::vector<Group> groups = Group::in_process(num_ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {
     // A thread holds the only copy of its group, so that one that fails leaves the group and the others learn of it.
     Group group = std::move(groups[static_cast<std::size_t>(rank)]);
-    threads.emplace_back([rank, &rank_main, &failure, own = std::make_unique<Group>(std::move(group))]() mutable {
+    threads.emplace_back([rank, &rank_main, &failures, own = std::make_unique<Group>(std::move(group))]() mutable {
       run_guarded(
-          rank, [&] { rank_main(*own); }, failure);
+          rank, [&] { rank_main(*own); }, failures);
       own.reset();
     });
   }
@@ -87,27 +113,27 @@ struct Child {
 };
 
 [[noreturn]] void run_child(
-    const std::string& group_name, Child self, int num_ranks, const RankMain& rank_main, FirstFailure& failure) {
+    const std::string& group_name, Child self, int num_ranks, const RankMain& rank_main, Failures& failures) {
   // A program that is killed takes its ranks along; one killed before this line is seen by the comparison.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const bool orphaned = ::getppid() != self.pid;
   const bool right =
       !orphaned && run_guarded(
-                       self.rank, [&] { rank_main(Group::on_host(group_name, self.rank, num_ranks)); }, failure);
+                       self.rank, [&] { rank_main(Group::on_host(group_name, self.rank, num_ranks)); }, failures);
   // Without destructors and flushes, which belong to the parent.
-  ::_exit(right ? EXIT_SUCCESS : kFailureStatus);
+  ::_exit(right ? EXIT_SUCCESS : kReportedStatus);
 }
 
-std::vector<Child> fork_ranks(int num_ranks, const RankMain& rank_main, FirstFailure& failure) {
+std::vector<Child> fork_ranks(int num_ranks, const RankMain& rank_main, Failures& failures) {
   const std::string group_name = fmt::format("tokenyard-run-{:016x}", system::random_u64());
   const pid_t parent = ::getpid();
   std::fflush(nullptr);
   std::vector<Child> children;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const pid_t pid = ::fork();
-    if (pid == 0) run_child(group_name, {.rank = rank, .pid = parent}, num_ranks, rank_main, failure);
+    if (pid == 0) run_child(group_name, {.rank = rank, .pid = parent}, num_ranks, rank_main, failures);
     if (pid < 0) {
-      failure.report(rank, fmt::format("fork failed: {}", std::generic_category().message(errno)).c_str());
+      failures.cause.write(rank, fmt::format("fork failed: {}", std::generic_category().message(errno)));
       break;
     }
     children.push_back({.rank = rank, .pid = pid});
@@ -115,29 +141,33 @@ std::vector<Child> fork_ranks(int num_ranks, const RankMain& rank_main, FirstFai
   return children;
 }
 
-// Whether the child has ended; reports an end that was no success.
-bool reap(const Child& child, int options, FirstFailure& failure) {
+// The wait status of a child that has ended; nothing while it runs, which only WNOHANG finds.
+std::optional<int> end_of(const Child& child, int options) {
   int state = 0;
   pid_t ended = 0;
   do {
     ended = ::waitpid(child.pid, &state, options);
   } while (ended < 0 && errno == EINTR);
-  if (ended == 0) return false;
-  if (WIFSIGNALED(state)) {
-    failure.report(child.rank,
-                   fmt::format("ended by signal {} ({})", WTERMSIG(state), ::strsignal(WTERMSIG(state))).c_str());
-  } else if (WEXITSTATUS(state) != EXIT_SUCCESS) {
-    failure.report(child.rank, fmt::format("ended with status {}", WEXITSTATUS(state)).c_str());
+  return ended == 0 ? std::nullopt : std::optional(state);
+}
+
+// Whether the child has ended; reports an end that says nothing by itself.
+bool reap(const Child& child, Failures& failures) {
+  const auto state = end_of(child, WNOHANG);
+  if (!state) return false;
+  if (WIFSIGNALED(*state)) {
+    const int signal = WTERMSIG(*state);
+    failures.cause.write(child.rank, fmt::format("ended by signal {} ({})", signal, ::strsignal(signal)));
+  } else if (WEXITSTATUS(*state) != EXIT_SUCCESS && WEXITSTATUS(*state) != kReportedStatus) {
+    failures.cause.write(child.rank, fmt::format("ended with status {}", WEXITSTATUS(*state)));
   }
   return true;
 }
 
-void run_processes(int num_ranks, const RankMain& rank_main, FirstFailure& failure) {
-  std::vector<Child> children = fork_ranks(num_ranks, rank_main, failure);
-  const auto reap_ended = [&] {
-    std::erase_if(children, [&](const Child& child) { return reap(child, WNOHANG, failure); });
-  };
-  const auto failed = [&] { return failure.claimed.load(std::memory_order_relaxed) != 0; };
+void run_processes(int num_ranks, const RankMain& rank_main, Failures& failures) {
+  std::vector<Child> children = fork_ranks(num_ranks, rank_main, failures);
+  const auto reap_ended = [&] { std::erase_if(children, [&](const Child& child) { return reap(child, failures); }); };
+  const auto failed = [&] { return failures.any(); };
   while (!children.empty() && !failed()) {
     reap_ended();
     if (!children.empty() && !failed()) std::this_thread::sleep_for(kPollInterval);
@@ -150,7 +180,7 @@ void run_processes(int num_ranks, const RankMain& rank_main, FirstFailure& failu
   for (const Child& child : children)
     ::kill(child.pid, SIGKILL);
   for (const Child& child : children)
-    reap(child, 0, failure);
+    end_of(child, 0);
 }
 
 }  // namespace
@@ -160,15 +190,14 @@ std::string_view name(RankKind kind) {
 }
 
 void run_ranks(RankKind kind, int num_ranks, const RankMain& rank_main) {
-  const auto memory = system::Segment::create(sizeof(FirstFailure));
-  auto* failure = new (memory.data()) FirstFailure;
+  const auto memory = system::Segment::create(sizeof(Failures));
+  auto* failures = new (memory.data()) Failures;
   if (kind == RankKind::kThreads) {
-    run_threads(num_ranks, rank_main, *failure);
+    run_threads(num_ranks, rank_main, *failures);
   } else {
-    run_processes(num_ranks, rank_main, *failure);
+    run_processes(num_ranks, rank_main, *failures);
   }
-  if (failure->claimed.load(std::memory_order_relaxed) == 0) return;
-  throw Error(ErrorCode::kPeerFailed, failure->text.data());
+  if (failures->any()) throw Error(ErrorCode::kPeerFailed, failures->text());
 }
 
 }  // namespace tokenyard::cli

@@ -59,7 +59,9 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   require_usable();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   Route& route = route_of(result.handle);
-  if (route.state != RouteState::kSent && route.state != RouteState::kReceived) {
+  // After a receive that overflowed, the rows still lie in the window.
+  const bool repeated = route.state == RouteState::kReceived && route.views_open;
+  if (route.state != RouteState::kSent && !repeated) {
     throw Error(ErrorCode::kInvalidState, "there is nothing to receive for this handle", limits_.rank);
   }
   if (route.state == RouteState::kSent) {

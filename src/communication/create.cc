@@ -194,7 +194,8 @@ Status Core::reset() {
   require_usable();
   std::uint32_t epoch = engine_->latest_epoch();
   try {
-    const auto gathered = group_.all_gather(std::as_bytes(std::span(&epoch, 1)), options_.deadline);
+    // The group's own deadline: ranks come here from waits that may last two deadlines longer than this rank's.
+    const auto gathered = group_.all_gather(std::as_bytes(std::span(&epoch, 1)));
     for (const Bytes& bytes : gathered) {
       std::uint32_t other = 0;
       std::memcpy(&other, bytes.data(), std::min(bytes.size(), sizeof(other)));
@@ -206,7 +207,7 @@ Status Core::reset() {
       if (route->state != RouteState::kFree) route->state = RouteState::kAborted;
     }
     engine_->reset(epoch + 1);
-    group_.barrier(options_.deadline);
+    group_.barrier();
   } catch (const Error& error) {
     return status_of(error, limits_.rank, Phase::kReset);
   }
@@ -217,7 +218,12 @@ Status Core::destroy() {
   if (std::exchange(destroyed_, true)) return {};
   Status status;
   try {
-    group_.barrier(options_.deadline);
+    // After a fault some rank may be gone for good; the others come within the two deadlines of their last wait.
+    if (engine_ == nullptr || engine_->fault().ok()) {
+      group_.barrier();
+    } else {
+      group_.barrier(2 * options_.deadline);
+    }
   } catch (const Error& error) {
     status = status_of(error, limits_.rank, Phase::kDestroy);
   }

@@ -3,7 +3,7 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#define TOKENYARD_HD __host__ __device__
+  #define TOKENYARD_HD __host__ __device__
 #else
-#define TOKENYARD_HD
+  #define TOKENYARD_HD
 #endif

@@ -8,6 +8,25 @@ namespace {
 
 class WideTopK : public EachBackend {};
 
+// Five live slots and four experts (C25).
+TEST_P(WideTopK, MoreLiveSlotsThanExpertsAreRefused) {
+  if (find_backend(GetParam()).contract.id_space == IdSpace::kCargo) GTEST_SKIP() << "ids are cargo";
+  CaseWorld made{.ids = std::vector<IdTable>(2, repeated(1, {0, 1, 2, 3, -1}))};
+  made.params.top_k = 5;
+  const World right = made.make();
+  World wrong = right;
+  for (RankData& data : wrong.ranks)
+    data.ids[4] = 3;
+  EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), right.spec);
+    DispatchResult result;
+    const RankTensors tensors(wrong, group.rank(), false);
+    check_throws(ErrorCode::kInvalidArgument, {"5", "4"},
+                 [&] { (void)communication.dispatch(tensors.input(), {}, result); });
+    moe_round(communication, right, {}, result);
+  }));
+}
+
 // 40 slots, three of them live (C23).
 TEST_P(WideTopK, MostlyPadded) {
   std::vector<std::int64_t> row(40, -1);

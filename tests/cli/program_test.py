@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """program_test PROGRAM LAYER: what the program prints and writes, and how it refuses."""
 import json
+import os
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAM = sys.argv[1]
@@ -181,6 +184,23 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(result.returncode, 1, kind)
                 self.assertIn("failed: rank 0", result.stderr)
                 self.assertIn("1000", result.stderr)
+
+    def test_a_rank_that_is_killed_is_named(self):
+        command = [PROGRAM, "run", "--backend", "one_sided", "--num-ranks", "3", "--rank-kind", "processes",
+                   "--num-rounds", "10000"]
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        children = pathlib.Path(f"/proc/{program.pid}/task/{program.pid}/children")
+        try:
+            deadline = time.monotonic() + 60
+            while len(children.read_text().split()) < 3 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
+            _, errors = program.communicate(timeout=60)
+            self.assertEqual(program.returncode, 1)
+            self.assertIn("rank 1: ended by signal 9", errors)
+        finally:
+            program.kill()
+            program.wait()
 
 
 if __name__ == "__main__":

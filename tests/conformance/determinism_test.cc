@@ -78,10 +78,23 @@ TEST_P(Determinism, CombineInputIsThere) {
     DispatchResult result;
     const RoundPlan plan{.zero_copy = true};
     dispatch_and_check(communication, world, plan, result);
-    const TensorView window = communication.combine_input(result.handle, Dtype::kBf16);
-    check(window.defined(), "no combine_input for equal sizes");
-    check(communication.combine_input(result.handle, Dtype::kF16).defined(), "no combine_input of the same width");
+    check(communication.combine_input(result.handle, Dtype::kBf16).defined(), "no combine_input for equal sizes");
     check(!communication.combine_input(result.handle, Dtype::kF32).defined(), "combine_input of another width");
+    combine_and_check(communication, world, plan, result, result.handle);
+  }));
+}
+
+// The window's width decides, not the dtype: f16 fits where bf16 does.
+TEST_P(Determinism, CombineInputTakesDtypesOfItsWidth) {
+  WorldSpec spec = small_spec(3);
+  spec.num_tokens = {4, 4, 4};
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(3, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    DispatchResult result;
+    const RoundPlan plan{.expert_dtype = Dtype::kF16, .zero_copy = true};
+    dispatch_and_check(communication, world, plan, result);
+    check(communication.combine_input(result.handle, Dtype::kF16).defined(), "no combine_input of the same width");
     combine_and_check(communication, world, plan, result, result.handle);
   }));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only high_throughput promises: cached handles, a fixed number of result rows, the layout query, sub-rounds.
+// What only high_throughput promises: cached handles, a fixed number of result rows, the layout query, SMs.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -130,25 +130,6 @@ TEST(LayoutQuery, CountsWhatADispatchWouldSend) {
       check_lists_eq(layout.num_tokens_per_expert, per_expert, "num_tokens_per_expert");
     })) << name(skew);
   }
-}
-
-// A window much smaller than a round goes through it in sub-rounds, with the same result.
-TEST(WindowBudget, SubRoundsGiveTheSameResult) {
-  WorldSpec spec = small_spec(kRanks, 11);
-  spec.params.max_tokens_per_rank = 64;
-  spec.params.hidden_size = 512;
-  const std::int64_t whole = window_bytes(spec.params, HighThroughputConfig{}, kRanks);
-  const HighThroughputConfig config{.window_byte_budget = whole / 4};
-  ASSERT_LE(window_bytes(spec.params, config, kRanks), whole / 4);
-  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    Communication communication = create_communication(group, spec.params, config, test_options());
-    check(communication.window_bytes() <= whole / 4, "the window is larger than its budget");
-    DispatchResult result;
-    for (std::uint64_t round = 0; round < 4; ++round) {
-      const World world = make_world(with_seed(spec, 20 + round));
-      play_round(communication, world, {.seed = round, .weights_back = true, .num_biases = 2}, result);
-    }
-  }));
 }
 
 TEST(SmBudgetOfHighThroughput, IsClampedAndMayRise) {

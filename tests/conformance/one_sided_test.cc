@@ -17,13 +17,26 @@ TEST(RuntimeMaxTokens, SetsTheRowsOfABlock) {
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
     Communication communication = communication_for(group, "one_sided", spec);
     DispatchResult result;
-    for (const std::int64_t tokens : {6, 4, 1, 5, 0, 6}) {
+    for (const std::int64_t tokens : {6, 4, 1, 5, 2, 6}) {
       WorldSpec now = with_seed(spec, 30 + static_cast<std::uint64_t>(tokens));
       now.num_tokens = {tokens, tokens / 2, 0};
       RoundPlan plan{.seed = static_cast<std::uint64_t>(tokens), .zero_copy = tokens % 2 == 0};
       plan.runtime_max_tokens = tokens;
       play_round(communication, make_world(now), plan, result);
     }
+  }));
+}
+
+// Own tokens <= 0 <= max_tokens_per_rank holds when nobody has a token.
+TEST(RuntimeMaxTokens, MayBeZero) {
+  WorldSpec spec = small_spec(kRanks, 2);
+  spec.num_tokens = {0, 0, 0};
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, "one_sided", spec);
+    DispatchResult result;
+    RoundPlan plan;
+    plan.runtime_max_tokens = 0;
+    play_round(communication, make_world(spec), plan, result);
   }));
 }
 

@@ -49,6 +49,28 @@ TEST_P(Outputs, OverflowKeepsTheRowsForASecondReceive) {
   }));
 }
 
+// The blocking call reports the overflow too, and the communication goes on.
+TEST_P(Outputs, BlockingOverflowIsAStatus) {
+  const WorldSpec spec = all_to_all_spec(kRanks, 4);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    DispatchResult result;
+    {
+      const RankTensors tensors(world, group.rank(), false);
+      Tensor few(Dtype::kBf16, {2, 24});
+      DispatchResult small;
+      small.hidden_states = few.view();
+      const Status status = communication.dispatch(tensors.input(), {.into = &small}, result);
+      check(status.code == StatusCode::kOverflow, "expected overflow, got: " + status.message());
+      check_eq(status.needed_rows, 18, "needed_rows");
+      few.check_guards("the tensor that was too small");
+      result.handle = Handle();
+    }
+    play_round(communication, world, {}, result);
+  }));
+}
+
 // Memory of the hook is owned by the caller: rows stay readable after combine and after destroy.
 TEST_P(Outputs, AllocatedOutputsOutliveTheRound) {
   const WorldSpec spec = small_spec(kRanks, 5);
@@ -78,28 +100,6 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                          [](const auto& backend) { return std::string(backend.param); });
 
 class EveryOutput : public ::testing::TestWithParam<std::string_view> {};
-
-// The blocking call reports the overflow too, and the communication goes on.
-TEST_P(EveryOutput, BlockingOverflowIsAStatus) {
-  const WorldSpec spec = all_to_all_spec(kRanks, 4);
-  const World world = make_world(spec);
-  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    Communication communication = communication_for(group, GetParam(), spec);
-    DispatchResult result;
-    {
-      const RankTensors tensors(world, group.rank(), false);
-      Tensor few(Dtype::kBf16, {2, 24});
-      DispatchResult small;
-      small.hidden_states = few.view();
-      const Status status = communication.dispatch(tensors.input(), {.into = &small}, result);
-      check(status.code == StatusCode::kOverflow, "expected overflow, got: " + status.message());
-      check_eq(status.needed_rows, 18, "needed_rows");
-      few.check_guards("the tensor that was too small");
-      result.handle = Handle();
-    }
-    play_round(communication, world, {}, result);
-  }));
-}
 
 // The two halves of both phases give what the whole calls give, also with work between them.
 TEST_P(EveryOutput, SplitHalvesEqualWholeCalls) {

@@ -94,8 +94,11 @@ std::vector<std::int64_t> expect_ids(const World& world, const ExpectedRow& row,
   std::vector<std::int64_t> ids;
   for (int slot = 0; slot < params.top_k; ++slot) {
     const std::int64_t id = world.id(row.source, row.token, slot);
-    if (space != IdSpace::kLocal) {
+    if (space == IdSpace::kCargo) {
       ids.push_back(id);
+    } else if (space == IdSpace::kGlobal) {
+      // -1 and the configured id both mean "no expert"; a result knows one mark for it (Contract).
+      ids.push_back(id == -1 ? params.invalid_expert_id : id);
     } else {
       const bool own = owner_of(id, params, world.spec.num_ranks) == rank;
       ids.push_back(own ? id - first_expert_of(params, rank, world.spec.num_ranks) : -1);
@@ -159,16 +162,18 @@ std::vector<std::byte> expect_combine(const World& world, int rank, const Combin
 }
 
 std::vector<std::byte> expect_returned_weights(const World& world, int rank, const CombineRule& rule) {
-  const int top_k = world.spec.params.top_k;
-  std::vector<std::byte> output(static_cast<std::size_t>(world.rank(rank).num_tokens * top_k * 4));
+  const MoeParams& params = world.spec.params;
+  std::vector<std::byte> output(static_cast<std::size_t>(world.rank(rank).num_tokens * params.top_k * 4));
   const std::vector<std::vector<int>> of_token = receivers(world, rank, rule.layout);
   for (std::int64_t token = 0; token < world.rank(rank).num_tokens; ++token) {
-    for (int slot = 0; slot < top_k; ++slot) {
-      float sum = 0.0F;
+    for (int slot = 0; slot < params.top_k; ++slot) {
+      const int owner = owner_of(world.id(rank, token, slot), params, world.spec.num_ranks);
       for (const int receiver : of_token[static_cast<std::size_t>(token)]) {
-        sum += returned_weight(rule.experts.seed, {.source = rank, .token = token, .position = 0}, receiver, slot);
+        if (receiver != owner) continue;
+        const ExpectedRow row{.source = rank, .token = token, .position = 0};
+        const float weight = returned_weight(rule.experts.seed, row, receiver, slot);
+        store(Dtype::kF32, output.data(), token * params.top_k + slot, weight);
       }
-      store(Dtype::kF32, output.data(), token * top_k + slot, sum);
     }
   }
   return output;

@@ -67,7 +67,8 @@ struct CombineRule {
 
 // [num_tokens, hidden] of `rank`'s tokens, by the documented chain of roundings.
 [[nodiscard]] std::vector<std::byte> expect_combine(const World& world, int rank, const CombineRule& rule);
-// [num_tokens, top_k] f32: what comes back of `returned_weight`.
+// [num_tokens, top_k] f32: what comes back of `returned_weight`. Each slot comes back once, from the owner of its
+// expert; slots without one are 0.
 [[nodiscard]] std::vector<std::byte> expect_returned_weights(const World& world, int rank, const CombineRule& rule);
 // Rows of `rank`'s tokens that receivers dropped.
 [[nodiscard]] std::int64_t expect_missing_rows(const World& world, int rank, const LayoutRule& rule);

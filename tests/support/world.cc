@@ -62,6 +62,9 @@ std::vector<std::int64_t> draw_token(Rng& rng, const WorldSpec& spec) {
         id = rng.below(std::min(3, params.num_experts)) * (params.num_experts / 3);
       for (std::int64_t& id : ids)
         id = std::min<std::int64_t>(id, params.num_experts - 1);
+      // No token may name more experts than there are, also when they repeat.
+      for (auto slot = static_cast<std::size_t>(params.num_experts); slot < ids.size(); ++slot)
+        ids[slot] = -1;
       break;
     default:
       break;

@@ -2,6 +2,7 @@
 // Sums of rows against the scalar casts, bit for bit, on every instruction set of this machine.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -92,6 +93,7 @@ float sum_of(const std::vector<float>& column, Dtype dtype) {
     for (std::size_t i = 0; i < kColumns; ++i)
       store(dtype, row.data(), i, value);
   }
+  rows.reserve(storage.size());
   for (const auto& row : storage)
     rows.push_back(row.data());
   std::vector<std::byte> output(bytes_of(dtype, kColumns), kCanary);
@@ -131,7 +133,7 @@ TEST(RowSumsTest, SumsMayOverwriteAnInputOfTheOutputsWidth) {
       for (const Dtype rows_dtype : {Dtype::kBf16, Dtype::kF16}) {
         Row first(random_row(rows_dtype, n, random), 2);
         const Row second(random_row(rows_dtype, n, random), 6);
-        const std::byte* rows[] = {first.data(), second.data()};
+        const std::array<const std::byte*, 2> rows = {first.data(), second.data()};
         const RowSum sum{.rows = rows,
                          .rows_dtype = rows_dtype,
                          .biases = {},

@@ -55,7 +55,9 @@ class BlockedSignals {
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
 
+  BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals(BlockedSignals&&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
   BlockedSignals& operator=(BlockedSignals&&) = delete;
 
   ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -110,7 +112,9 @@ class ThreadTeam::Workers {
     }
   }
 
+  Workers(const Workers&) = delete;
   Workers(Workers&&) = delete;
+  Workers& operator=(const Workers&) = delete;
   Workers& operator=(Workers&&) = delete;
 
   ~Workers() { stop(); }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "steady/steady_rank.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "support/backends.h"
+#include "support/round.h"
+
+namespace tokenyard::steady_tests {
+namespace {
+
+constexpr int kTopK = 4;
+
+support::WorldSpec spec_of(const SteadyCase& value) {
+  support::WorldSpec spec;
+  spec.params = {.num_experts = 16,
+                 .top_k = kTopK,
+                 .hidden_size = 512,
+                 .max_tokens_per_rank = static_cast<int>(value.max_tokens)};
+  spec.num_ranks = value.num_ranks;
+  spec.num_tokens.assign(static_cast<std::size_t>(value.num_ranks), value.max_tokens);
+  spec.seed = 3;
+  if (value.backend != "high_throughput") spec.extra_row_bytes = {24, 5};
+  if (value.backend == "one_sided") spec.eplb_entries = 16;
+  return spec;
+}
+
+CommunicationOptions options_of(const SteadyCase& value) {
+  CommunicationOptions options = support::test_options();
+  options.num_threads = value.num_threads;
+  return options;
+}
+
+}  // namespace
+
+std::string name(const SteadyCase& value) {
+  static constexpr std::array<std::string_view, 5> kNames{"views", "zero_copy", "split", "replay", "into"};
+  return std::string(value.backend) + "_" + std::string(kNames[static_cast<std::size_t>(value.variant)]) + "_" +
+         std::to_string(value.num_threads) + "_threads";
+}
+
+bool possible(const SteadyCase& value) {
+  return value.variant != Variant::kReplay ||
+         find_backend(value.backend).contract.handle_use == HandleUse::kReplay;
+}
+
+SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
+    : case_(steady_case),
+      world_(support::make_world(spec_of(steady_case))),
+      tensors_(world_, group.rank(), false),
+      communication_(
+          support::communication_for(group, steady_case.backend, world_.spec, options_of(steady_case))),
+      input_(tensors_.input()),
+      replay_input_(tensors_.input(false)) {
+  const MoeParams& params = world_.spec.params;
+  const std::int64_t rows = case_.max_tokens * case_.num_ranks;
+  const std::int64_t hidden = params.hidden_size;
+  expert_output_ = support::Tensor(Dtype::kBf16, {rows, hidden}, {.poison = std::byte{1}});
+  output_ = support::Tensor(Dtype::kBf16, {case_.max_tokens, hidden});
+  replay_input_.topk_weights = {};
+  if (case_.variant == Variant::kInto) {
+    hidden_into_ = support::Tensor(Dtype::kBf16, {rows, hidden});
+    ids_into_ = support::Tensor(Dtype::kI32, {rows, kTopK});
+    weights_into_ = support::Tensor(Dtype::kF32, {rows, kTopK});
+    into_.hidden_states = hidden_into_.view();
+    into_.topk_ids = ids_into_.view();
+    into_.topk_weights = weights_into_.view();
+    options_.into = &into_;
+  }
+}
+
+bool SteadyRank::play() { return dispatch() && combine(); }
+
+void SteadyRank::destroy() { support::check_ok(communication_.destroy(), "destroy"); }
+
+bool SteadyRank::dispatch() {
+  if (case_.variant == Variant::kSplit) {
+    auto* split = communication_.get<SplitPhases>();
+    return split->dispatch_send(input_, options_, result_).ok() && split->dispatch_receive(options_, result_).ok();
+  }
+  if (case_.variant != Variant::kReplay) return communication_.dispatch(input_, options_, result_).ok();
+  if (!std::exchange(routed_, true)) {
+    if (!communication_.dispatch(input_, {}, first_).ok()) return false;
+    TensorView output = output_.view();
+    const CombineInput rows{.expert_output = expert_output_.view().rows(0, first_.hidden_states.num_rows())};
+    if (!communication_.combine(first_.handle, rows, {}, output).ok()) return false;
+    options_.replay = &first_.handle;
+  }
+  return communication_.dispatch(replay_input_, options_, result_).ok();
+}
+
+bool SteadyRank::combine() {
+  TensorView rows = expert_output_.view().rows(0, communication_.contract().output_layout == OutputLayout::kRankMajor
+                                                      ? case_.max_tokens * case_.num_ranks
+                                                      : result_.hidden_states.num_rows());
+  if (case_.variant == Variant::kZeroCopy) {
+    rows = communication_.combine_input(result_.handle, Dtype::kBf16);
+    if (!rows.defined()) return false;
+  }
+  const CombineInput input{.expert_output = rows};
+  TensorView output = output_.view();
+  if (case_.variant == Variant::kSplit) {
+    auto* split = communication_.get<SplitPhases>();
+    return split->combine_send(result_.handle, input, {}).ok() && split->combine_receive(result_.handle, output).ok();
+  }
+  return communication_.combine(result_.handle, input, {}, output).ok();
+}
+
+}  // namespace tokenyard::steady_tests
