@@ -47,10 +47,10 @@ struct CommunicationOptions {
   int num_threads = 1;  // threads per rank that copy and sum; results do not depend on it
   // Memory for outputs that are neither in DispatchOptions::into nor a view of the window (compact and every-rank
   // layouts). When set, such outputs are owned: the library never frees them. Called with bytes > 0.
-  std::function<void*(std::int64_t bytes, Device device)> allocate_output;
+  std::function<void*(std::int64_t bytes, Device device)> allocate_output{};
   // Called on the creating thread, or inside the call it reports. Debug: sizes and arguments; info: rank, ranks,
   // hidden size, window bytes at creation.
-  std::function<void(LogLevel, std::string_view)> log;
+  std::function<void(LogLevel, std::string_view)> log{};
   // The number before the first operation's epoch; equal on all ranks. For tests of wrap-around.
   std::uint32_t initial_epoch = 0;
 };
@@ -177,7 +177,7 @@ class Communication final {
 
   // SplitPhases, RouteQuery, SmBudget, Growth; null where the backend has none.
   template <class Interface>
-  [[nodiscard]] Interface* get();
+  [[nodiscard]] Interface* get() = delete;  // anything else does not compile
 
  private:
   friend Communication create_communication(const Group&,

@@ -41,7 +41,8 @@ class Handle;
 struct DispatchResult;
 
 struct DispatchOptions {
-  // Use this handle's route again, with new rows and without ids (Contract::handle_use == kReplay).
+  // Use this handle's route again, with new rows and without ids (Contract::handle_use == kReplay). The result gets a
+  // handle of its own, for its combine and for further replays.
   const Handle* replay = nullptr;
   // all_gather: rows of each rank; checked against what the ranks really send. Empty: taken from the ranks.
   std::span<const std::int64_t> num_tokens_per_rank{};
@@ -53,7 +54,8 @@ struct DispatchOptions {
   int expert_alignment = 1;  // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
   int num_sms = 0;           // 0: the library chooses; the host engine has none to spend
   // The caller's tensors for outputs; a member that is not defined is a view of the window, or comes from
-  // CommunicationOptions::allocate_output. A tensor with room for more rows than needed is taken.
+  // CommunicationOptions::allocate_output. A tensor with room for more rows than needed is taken. Too few rows are
+  // kOverflow where the number is known only after the exchange, and kInvalidArgument for rank-major results.
   const DispatchResult* into = nullptr;
   Stream stream{};
 };
@@ -63,9 +65,10 @@ struct RowCounts {
   std::int64_t num_rows = 0;                    // rows received (compact, every rank), or routed here (rank major)
   std::int64_t tokens_per_rank = 0;             // rank major: rows of each source rank's block
   std::int64_t dropped_rows = 0;                // beyond num_worst_tokens
-  std::vector<std::int64_t> rows_per_source;    // [num_ranks]
+  std::vector<std::int64_t> rows_per_source;    // [num_ranks], dropped ones too
   std::vector<std::int64_t> tokens_per_source;  // [num_ranks]: tokens each rank dispatched
-  // [num_local_experts]: rows with at least one route to the expert; an expert chosen twice by a token counts once.
+  // [num_local_experts]: kept rows with at least one route to the expert; an expert chosen twice by a token counts
+  // once. Empty where ids are cargo, and on a replay, which carries none.
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
 };
@@ -97,7 +100,7 @@ class Handle {
 struct DispatchResult {
   TensorView hidden_states{};
   TensorView hidden_states_scale{};
-  TensorView topk_ids{};  // in the dtype given
+  TensorView topk_ids{};  // in the dtype given; the id for "no expert here" is the contract's
   TensorView topk_weights{};
   TensorView router_logits{};
   TensorView eplb_gathered_stats{};  // [num_ranks, n] i32
@@ -108,8 +111,8 @@ struct DispatchResult {
 
 struct CombineInput {
   // One row per row of the dispatch result, in its order and layout (rank major also as [num_ranks *
-  // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts. Each row is rounded once
-  // to the wire dtype: MoeParams::dtype, or f8e4m3 with OneSidedConfig::use_low_precision_combine.
+  // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts. Each row is rounded
+  // once to the wire dtype: MoeParams::dtype, or f8e4m3 with OneSidedConfig::use_low_precision_combine.
   TensorView expert_output{};
   TensorView topk_weights{};         // high_throughput: [n_recv, top_k] f32 to bring back to their tokens
   std::array<TensorView, 2> bias{};  // high_throughput: [num_tokens, hidden] of the output's dtype, added in order

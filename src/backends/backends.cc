@@ -7,18 +7,20 @@
 #include <memory>
 #include <vector>
 
+#include "tokenyard/communication.h"
+#include "tokenyard/error.h"
+
 #include "backends/registry.h"
 #include "communication/core.h"
 #include "fabric/window.h"
-#include "tokenyard/communication.h"
-#include "tokenyard/error.h"
 
 namespace tokenyard {
 namespace {
 
 std::vector<BackendInfo> collect() {
   std::vector<BackendInfo> infos;
-  for (const communication::Backend* backend : registry::all()) infos.push_back(backend->info);
+  for (const communication::Backend* backend : registry::all())
+    infos.push_back(backend->info);
   return infos;
 }
 
@@ -44,7 +46,8 @@ std::span<const BackendInfo> backends() {
 const BackendInfo& find_backend(std::string_view wanted) {
   std::string known;
   for (const BackendInfo& info : backends()) {
-    if (wanted == info.name || wanted == info.seed_class || std::ranges::find(info.aliases, wanted) != info.aliases.end()) {
+    if (wanted == info.name || wanted == info.seed_class ||
+        std::ranges::find(info.aliases, wanted) != info.aliases.end()) {
       return info;
     }
     known += (known.empty() ? "" : ", ") + std::string(info.name);
@@ -74,7 +77,9 @@ std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, 
   return layout.combine_rows() * (layout.shape().row_capacity + layout.shape().extra_capacity);
 }
 
-Communication create_communication(const Group& group, const MoeParams& params, const BackendConfig& config,
+Communication create_communication(const Group& group,
+                                   const MoeParams& params,
+                                   const BackendConfig& config,
                                    const CommunicationOptions& options) {
   const communication::Backend& backend = registry::backend_of(config);
   if (!backend.info.moves_tokens) {
@@ -84,7 +89,9 @@ Communication create_communication(const Group& group, const MoeParams& params, 
   return Communication(communication::Core::create(group, backend, params, config, options));
 }
 
-Communication create_communication(const Group& group, const MoeParams& params, std::string_view backend,
+Communication create_communication(const Group& group,
+                                   const MoeParams& params,
+                                   std::string_view backend,
                                    const CommunicationOptions& options) {
   return create_communication(group, params, find_backend(backend).default_config, options);
 }

@@ -6,45 +6,64 @@ namespace tokenyard {
 
 std::string_view name(OutputLayout value) {
   switch (value) {
-    case OutputLayout::kNone: return "none";
-    case OutputLayout::kEveryRank: return "every_rank";
-    case OutputLayout::kCompact: return "compact";
-    case OutputLayout::kRankMajor: return "rank_major";
+    case OutputLayout::kNone:
+      return "none";
+    case OutputLayout::kEveryRank:
+      return "every_rank";
+    case OutputLayout::kCompact:
+      return "compact";
+    case OutputLayout::kRankMajor:
+      return "rank_major";
   }
   return "unknown";
 }
 
 std::string_view name(IdSpace value) {
   switch (value) {
-    case IdSpace::kCargo: return "cargo";
-    case IdSpace::kGlobal: return "global";
-    case IdSpace::kLocal: return "local";
+    case IdSpace::kCargo:
+      return "cargo";
+    case IdSpace::kGlobal:
+      return "global";
+    case IdSpace::kLocal:
+      return "local";
   }
   return "unknown";
 }
 
-std::string_view name(WeightRule value) { return value == WeightRule::kCaller ? "caller" : "none"; }
+std::string_view name(WeightRule value) {
+  return value == WeightRule::kCaller ? "caller" : "none";
+}
 
-std::string_view name(Reduction value) { return value == Reduction::kSumOverRanks ? "sum_over_ranks" : "none"; }
+std::string_view name(Reduction value) {
+  return value == Reduction::kSumOverRanks ? "sum_over_ranks" : "none";
+}
 
 std::string_view name(HandleUse value) {
   switch (value) {
-    case HandleUse::kNone: return "none";
-    case HandleUse::kOnce: return "once";
-    case HandleUse::kReplay: return "replay";
+    case HandleUse::kNone:
+      return "none";
+    case HandleUse::kOnce:
+      return "once";
+    case HandleUse::kReplay:
+      return "replay";
   }
   return "unknown";
 }
 
 std::string_view name(Ownership value) {
   switch (value) {
-    case Ownership::kNone: return "none";
-    case Ownership::kView: return "view";
-    case Ownership::kViewOrOwned: return "view_or_owned";
+    case Ownership::kNone:
+      return "none";
+    case Ownership::kView:
+      return "view";
+    case Ownership::kViewOrOwned:
+      return "view_or_owned";
   }
   return "unknown";
 }
 
-std::string_view name(CountsOn value) { return value == CountsOn::kHost ? "host" : "none"; }
+std::string_view name(CountsOn value) {
+  return value == CountsOn::kHost ? "host" : "none";
+}
 
 }  // namespace tokenyard

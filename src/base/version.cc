@@ -3,6 +3,8 @@
 
 namespace tokenyard {
 
-std::string_view version() { return "0.1.0"; }
+std::string_view version() {
+  return "0.1.0";
+}
 
 }  // namespace tokenyard

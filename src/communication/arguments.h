@@ -3,9 +3,10 @@
 // what would be right, and has no other effect on failure.
 #pragma once
 
+#include "tokenyard/communication.h"
+
 #include "communication/backend.h"
 #include "communication/handle.h"
-#include "tokenyard/communication.h"
 
 namespace tokenyard::communication {
 
@@ -21,15 +22,21 @@ struct Limits {
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options);
 
 // Fills the request, kinds and planes of `route`. `replay` is the round to take the route from, or null.
-void prepare_dispatch(const Limits& limits, const DispatchInput& input, const DispatchOptions& options,
-                      const engine::Round* replay, Route& route);
+void prepare_dispatch(const Limits& limits,
+                      const DispatchInput& input,
+                      const DispatchOptions& options,
+                      const engine::Round* replay,
+                      Route& route);
 
-[[nodiscard]] engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input,
+[[nodiscard]] engine::CombineRequest prepare_combine(const Limits& limits,
+                                                     const CombineInput& input,
                                                      const Route& route);
 
 // Everything of the target but the output, which may come with the receive half.
-[[nodiscard]] engine::CombineTarget prepare_target(const Limits& limits, const CombineInput& input,
-                                                   const CombineOptions& options, const Route& route);
+[[nodiscard]] engine::CombineTarget prepare_target(const Limits& limits,
+                                                   const CombineInput& input,
+                                                   const CombineOptions& options,
+                                                   const Route& route);
 void check_output(const Limits& limits, const TensorView& output, const Route& route);
 void check_bias_dtypes(const engine::CombineTarget& target);
 

@@ -10,9 +10,9 @@ namespace tokenyard::communication {
 protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks) {
   const std::int64_t rows = static_cast<std::int64_t>(num_ranks) * params.max_tokens_per_rank;
   if (rows > std::numeric_limits<std::int32_t>::max()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::to_string(num_ranks) + " ranks with " + std::to_string(params.max_tokens_per_rank) +
-                    " tokens each are more than 2^31 - 1 rows");
+    throw Error(ErrorCode::kInvalidArgument, std::to_string(num_ranks) + " ranks with " +
+                                                 std::to_string(params.max_tokens_per_rank) +
+                                                 " tokens each are more than 2^31 - 1 rows");
   }
   // Ids are cargo where tokens go to every rank, and cross in the caller's dtype: up to 8 bytes each.
   const std::int64_t id_bytes = protocol::routed(placement) ? 4 : 8;

@@ -7,9 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "tokenyard/backends.h"
+
 #include "protocol/layout.h"
 #include "protocol/round_spec.h"
-#include "tokenyard/backends.h"
 
 namespace tokenyard::communication {
 

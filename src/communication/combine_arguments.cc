@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
-#include "communication/arguments.h"
 #include "tokenyard/error.h"
+
+#include "communication/arguments.h"
 
 namespace tokenyard::communication {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
 
-bool is_float(Dtype dtype) { return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32; }
+bool is_float(Dtype dtype) {
+  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
+}
 
-bool rank_major(const Limits& limits) { return limits.plan.spec.placement == protocol::Placement::kRankMajor; }
+bool rank_major(const Limits& limits) {
+  return limits.plan.spec.placement == protocol::Placement::kRankMajor;
+}
 
 void check_hidden(const Limits& limits, const TensorView& rows, std::string_view what) {
   const std::string label(what);
@@ -60,8 +67,8 @@ void check_weights(const Limits& limits, const TensorView& weights, std::string_
     refuse("`" + std::string(limits.backend->info.name) + "` brings no weights back; leave " + label + " out");
   }
   if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
-    refuse(label + " is " + weights.describe() + "; it must be f32[rows, top_k = " +
-           std::to_string(limits.params.top_k) + "]");
+    refuse(label + " is " + weights.describe() +
+           "; it must be f32[rows, top_k = " + std::to_string(limits.params.top_k) + "]");
   }
   check_rows(weights, what, num_rows);
 }
@@ -83,7 +90,9 @@ void check_output(const Limits& limits, const TensorView& output, const Route& r
   check_hidden(limits, output, "output");
 }
 
-engine::CombineTarget prepare_target(const Limits& limits, const CombineInput& input, const CombineOptions& options,
+engine::CombineTarget prepare_target(const Limits& limits,
+                                     const CombineInput& input,
+                                     const CombineOptions& options,
                                      const Route& route) {
   engine::CombineTarget target;
   for (std::size_t i = 0; i < input.bias.size(); ++i) {

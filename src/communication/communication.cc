@@ -11,8 +11,7 @@ namespace tokenyard {
 Handle::Handle(std::shared_ptr<communication::HandlePool> pool, communication::Route* route)
     : pool_(std::move(pool)), route_(route) {}
 
-Handle::Handle(Handle&& other) noexcept
-    : pool_(std::move(other.pool_)), route_(std::exchange(other.route_, nullptr)) {}
+Handle::Handle(Handle&& other) noexcept : pool_(std::move(other.pool_)), route_(std::exchange(other.route_, nullptr)) {}
 
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this == &other) return *this;
@@ -32,26 +31,42 @@ Communication::Communication(Communication&&) noexcept = default;
 Communication& Communication::operator=(Communication&&) noexcept = default;
 Communication::~Communication() = default;
 
-const BackendInfo& Communication::backend() const { return core_->info(); }
+const BackendInfo& Communication::backend() const {
+  return core_->info();
+}
 
-const Contract& Communication::contract() const { return core_->info().contract; }
+const Contract& Communication::contract() const {
+  return core_->info().contract;
+}
 
-const MoeParams& Communication::params() const { return core_->params(); }
+const MoeParams& Communication::params() const {
+  return core_->params();
+}
 
-const BackendConfig& Communication::config() const { return core_->config(); }
+const BackendConfig& Communication::config() const {
+  return core_->config();
+}
 
-int Communication::rank() const { return core_->group().rank(); }
+int Communication::rank() const {
+  return core_->group().rank();
+}
 
-int Communication::num_ranks() const { return core_->group().num_ranks(); }
+int Communication::num_ranks() const {
+  return core_->group().num_ranks();
+}
 
-std::int64_t Communication::window_bytes() const { return core_->window_bytes(); }
+std::int64_t Communication::window_bytes() const {
+  return core_->window_bytes();
+}
 
 Status Communication::dispatch(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
   const Status status = core_->dispatch_send(input, options, result);
   return status.ok() ? core_->dispatch_receive(options, result) : status;
 }
 
-Status Communication::combine(Handle& handle, const CombineInput& input, const CombineOptions& options,
+Status Communication::combine(Handle& handle,
+                              const CombineInput& input,
+                              const CombineOptions& options,
                               TensorView& output) {
   const Status status = core_->combine_send(handle, input, options, &output);
   return status.ok() ? core_->combine_receive(handle, output) : status;
@@ -61,13 +76,21 @@ TensorView Communication::combine_input(const Handle& handle, Dtype dtype) {
   return core_->combine_input(handle, dtype);
 }
 
-Status Communication::poll() const { return core_->poll(); }
+Status Communication::poll() const {
+  return core_->poll();
+}
 
-Status Communication::reset() { return core_->reset(); }
+Status Communication::reset() {
+  return core_->reset();
+}
 
-Status Communication::destroy() { return core_->destroy(); }
+Status Communication::destroy() {
+  return core_->destroy();
+}
 
-PeerStatistics Communication::statistics() const { return core_->statistics(); }
+PeerStatistics Communication::statistics() const {
+  return core_->statistics();
+}
 
 template <>
 SplitPhases* Communication::get<SplitPhases>() {
@@ -105,7 +128,9 @@ Status SplitPhases::combine_receive(Handle& handle, TensorView& output) {
   return core_->combine_receive(handle, output);
 }
 
-Layout RouteQuery::layout(const TensorView& topk_ids) { return core_->layout(topk_ids); }
+Layout RouteQuery::layout(const TensorView& topk_ids) {
+  return core_->layout(topk_ids);
+}
 
 void SmBudget::set_num_sms(int num_sms) {
   if (num_sms < 1) {

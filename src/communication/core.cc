@@ -79,10 +79,16 @@ PeerStatistics Core::statistics() const {
   return engine_->statistics();
 }
 
-RouteQuery* Core::route_query() { return info().contract.topk_ids_required ? &route_query_ : nullptr; }
+RouteQuery* Core::route_query() {
+  return info().contract.topk_ids_required ? &route_query_ : nullptr;
+}
 
-SmBudget* Core::sm_budget() { return sm_budget_ ? &*sm_budget_ : nullptr; }
+SmBudget* Core::sm_budget() {
+  return sm_budget_ ? &*sm_budget_ : nullptr;
+}
 
-Growth* Core::growth() { return info().contract.grows ? &growth_ : nullptr; }
+Growth* Core::growth() {
+  return info().contract.grows ? &growth_ : nullptr;
+}
 
 }  // namespace tokenyard::communication

@@ -8,20 +8,24 @@
 #include <string>
 #include <vector>
 
+#include "tokenyard/communication.h"
+
 #include "communication/arguments.h"
 #include "communication/handle.h"
 #include "communication/received.h"
 #include "engine/engine.h"
 #include "fabric/window.h"
-#include "tokenyard/communication.h"
 
 namespace tokenyard::communication {
 
 class Core {
  public:
   // Collective. `backend` moves tokens.
-  static std::unique_ptr<Core> create(const Group& group, const Backend& backend, const MoeParams& params,
-                                      const BackendConfig& config, const CommunicationOptions& options);
+  static std::unique_ptr<Core> create(const Group& group,
+                                      const Backend& backend,
+                                      const MoeParams& params,
+                                      const BackendConfig& config,
+                                      const CommunicationOptions& options);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
   Core(Core&&) = delete;
@@ -29,14 +33,20 @@ class Core {
   ~Core();
 
   [[nodiscard]] const BackendInfo& info() const { return limits_.backend->info; }
+
   [[nodiscard]] const MoeParams& params() const { return limits_.params; }
+
   [[nodiscard]] const BackendConfig& config() const { return config_; }
+
   [[nodiscard]] const Group& group() const { return group_; }
+
   [[nodiscard]] std::int64_t window_bytes() const { return layout_.bytes(); }
 
   Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
   Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
-  Status combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options,
+  Status combine_send(Handle& handle,
+                      const CombineInput& input,
+                      const CombineOptions& options,
                       const TensorView* output);
   Status combine_receive(Handle& handle, const TensorView& output);
   TensorView combine_input(const Handle& handle, Dtype dtype);
@@ -53,12 +63,16 @@ class Core {
 
   // Null where the backend's contract has no use for the interface.
   [[nodiscard]] SplitPhases* split_phases() { return &split_phases_; }
+
   [[nodiscard]] RouteQuery* route_query();
   [[nodiscard]] SmBudget* sm_budget();
   [[nodiscard]] Growth* growth();
 
  private:
-  Core(const Group& group, const Backend& backend, const MoeParams& params, const BackendConfig& config,
+  Core(const Group& group,
+       const Backend& backend,
+       const MoeParams& params,
+       const BackendConfig& config,
        const CommunicationOptions& options);
 
   // create.cc. Collective; on failure nothing local is left and every rank throws.
@@ -79,8 +93,10 @@ class Core {
   void announcing_misuse(Checks&& checks, Announce&& announce) const;
   void abort_combine(const Handle& handle);
   void prepare(const DispatchInput& input, const DispatchOptions& options, Route& route);
-  engine::CombineRequest prepare_combine_half(const Handle& handle, const CombineInput& input,
-                                              const CombineOptions& options, const TensorView* output);
+  engine::CombineRequest prepare_combine_half(const Handle& handle,
+                                              const CombineInput& input,
+                                              const CombineOptions& options,
+                                              const TensorView* output);
   [[nodiscard]] bool in_received_rows(const TensorView& tensor) const;
   [[nodiscard]] bool holds_combine_section(const Route& route) const;
   [[nodiscard]] Error with_rank(const Error& error) const;

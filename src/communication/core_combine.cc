@@ -26,8 +26,7 @@ void Core::abort_combine(const Handle& handle) {
       aborted = route.get();
       break;
     }
-    const bool older = aborted != nullptr &&
-                       static_cast<std::int32_t>(route->round.epoch - aborted->round.epoch) < 0;
+    const bool older = aborted != nullptr && static_cast<std::int32_t>(route->round.epoch - aborted->round.epoch) < 0;
     if (aborted == nullptr || older) aborted = route.get();
   }
   if (aborted == nullptr) return;  // nobody can be waiting for a combine of this rank
@@ -35,8 +34,10 @@ void Core::abort_combine(const Handle& handle) {
   end_round(*aborted, RouteState::kAborted);
 }
 
-engine::CombineRequest Core::prepare_combine_half(const Handle& handle, const CombineInput& input,
-                                                  const CombineOptions& options, const TensorView* output) {
+engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
+                                                  const CombineInput& input,
+                                                  const CombineOptions& options,
+                                                  const TensorView* output) {
   Route& route = route_of(handle);
   if (route.state == RouteState::kAborted) {
     throw Error(ErrorCode::kInvalidState, "the round of this handle was aborted; go on with the next dispatch");
@@ -51,7 +52,8 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle, const Co
                 "another handle's combine_input() is being written; combine that handle first");
   }
   if (options.num_sms < 0) {
-    throw Error(ErrorCode::kInvalidArgument, "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
+    throw Error(ErrorCode::kInvalidArgument,
+                "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   }
   engine::CombineRequest request = prepare_combine(limits_, input, route);
   route.target = prepare_target(limits_, input, options, route);
@@ -63,7 +65,9 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle, const Co
   return request;
 }
 
-Status Core::combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options,
+Status Core::combine_send(Handle& handle,
+                          const CombineInput& input,
+                          const CombineOptions& options,
                           const TensorView* output) {
   require_usable();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
@@ -113,7 +117,9 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
 TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   require_usable();
   Route& route = route_of(handle);
-  if (route.state != RouteState::kReceived || dtype != params().dtype || !holds_combine_section(route)) return {};
+  const bool fits = size_of(dtype) == size_of(params().dtype) &&
+                    (dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32);
+  if (route.state != RouteState::kReceived || !fits || !holds_combine_section(route)) return {};
   const auto& tokens = route.round.tokens_of;
   const bool equal = std::ranges::adjacent_find(tokens, std::ranges::not_equal_to{}) == tokens.end();
   if (info().contract.output_layout == OutputLayout::kEveryRank && !equal) return {};

@@ -131,8 +131,8 @@ Layout Core::layout(const TensorView& topk_ids) {
   }
   return {.num_tokens_per_rank = tokens_per_rank_query_,
           .num_tokens_per_expert = tokens_per_expert_query_,
-          .is_token_in_rank = TensorView(is_token_in_rank_query_.data(), Dtype::kU8,
-                                         {topk_ids.shape[0], limits_.num_ranks})};
+          .is_token_in_rank =
+              TensorView(is_token_in_rank_query_.data(), Dtype::kU8, {topk_ids.shape[0], limits_.num_ranks})};
 }
 
 }  // namespace tokenyard::communication

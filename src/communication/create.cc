@@ -22,7 +22,8 @@ Fields fields_of(const MoeParams& params) {
 
 std::string joined(const Fields& fields) {
   std::string text;
-  for (const auto& [field, value] : fields) text += field + "=" + value + "\n";
+  for (const auto& [field, value] : fields)
+    text += field + "=" + value + "\n";
   return text;
 }
 
@@ -32,7 +33,9 @@ std::string text_of(const Bytes& bytes) {
   return text;
 }
 
-std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 std::string line_at(const std::string& text, std::size_t start) {
   return text.substr(start, std::min(text.find('\n', start), text.size()) - start);
@@ -63,19 +66,28 @@ Status status_of(const Error& error, int rank, Phase phase) {
 
 }  // namespace
 
-Core::Core(const Group& group, const Backend& backend, const MoeParams& params, const BackendConfig& config,
+Core::Core(const Group& group,
+           const Backend& backend,
+           const MoeParams& params,
+           const BackendConfig& config,
            const CommunicationOptions& options)
     : group_(group),
       config_(config),
       options_(options),
       limits_{.backend = &backend, .params = params, .rank = group.rank(), .num_ranks = group.num_ranks()} {
-  if (const auto* throughput = std::get_if<HighThroughputConfig>(&config)) sm_budget_ = SmBudget(throughput->max_num_sms);
+  if (const auto* throughput = std::get_if<HighThroughputConfig>(&config))
+    sm_budget_ = SmBudget(throughput->max_num_sms);
 }
 
-Core::~Core() { tear_down(ErrorCode::kDestroyed); }
+Core::~Core() {
+  tear_down(ErrorCode::kDestroyed);
+}
 
-std::unique_ptr<Core> Core::create(const Group& group, const Backend& backend, const MoeParams& params,
-                                   const BackendConfig& config, const CommunicationOptions& options) {
+std::unique_ptr<Core> Core::create(const Group& group,
+                                   const Backend& backend,
+                                   const MoeParams& params,
+                                   const BackendConfig& config,
+                                   const CommunicationOptions& options) {
   std::unique_ptr<Core> core(new Core(group, backend, params, config, options));
   core->build();
   return core;
@@ -100,8 +112,7 @@ void Core::require_agreement() {
       throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
     }
     limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
-    Fields fields{{"backend", std::string(info().name)},
-                  {"initial_epoch", std::to_string(options_.initial_epoch)}};
+    Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
     for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
       fields.insert(fields.end(), more.begin(), more.end());
     }
@@ -111,7 +122,8 @@ void Core::require_agreement() {
     text = kFailed + std::string(error.what());
   }
   std::vector<std::string> texts;
-  for (const Bytes& bytes : group_.all_gather(bytes_of(text))) texts.push_back(text_of(bytes));
+  for (const Bytes& bytes : group_.all_gather(bytes_of(text)))
+    texts.push_back(text_of(bytes));
   if (failure) throw with_rank(*failure);
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].starts_with(kFailed)) continue;
@@ -236,7 +248,8 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
   validate(wanted);
   if (extra < 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                "extra_payload_bytes_per_token is " + std::to_string(extra) + "; it must not be negative", limits_.rank);
+                "extra_payload_bytes_per_token is " + std::to_string(extra) + "; it must not be negative",
+                limits_.rank);
   }
   const MoeParams& now = params();
   const std::int64_t bytes_now = dispatch_bytes_per_token(now) + limits_.backend->extra_capacity(config_);
@@ -256,8 +269,8 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
   request.require_agreement();
 
   // The wider rows size combine; dispatch bytes beyond what their format needs are kept as extra room.
-  const bool keep_rows = wanted.hidden_size < now.hidden_size ||
-                         (wanted.hidden_size == now.hidden_size && bytes_wanted < bytes_now);
+  const bool keep_rows =
+      wanted.hidden_size < now.hidden_size || (wanted.hidden_size == now.hidden_size && bytes_wanted < bytes_now);
   MoeParams grown = keep_rows ? now : wanted;
   grown.top_k = wanted.top_k;
   grown.num_experts = wanted.num_experts;

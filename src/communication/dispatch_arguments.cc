@@ -2,20 +2,27 @@
 #include <algorithm>
 #include <string>
 
+#include "tokenyard/error.h"
+
 #include "communication/arguments.h"
 #include "protocol/digest.h"
-#include "tokenyard/error.h"
 
 namespace tokenyard::communication {
 namespace {
 
 using protocol::PlaneIndex;
 
-[[noreturn]] void refuse(ErrorCode code, const std::string& message) { throw Error(code, message); }
+[[noreturn]] void refuse(ErrorCode code, const std::string& message) {
+  throw Error(code, message);
+}
 
-[[noreturn]] void refuse(const std::string& message) { refuse(ErrorCode::kInvalidArgument, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  refuse(ErrorCode::kInvalidArgument, message);
+}
 
-std::string quoted(const Limits& limits) { return "`" + std::string(limits.backend->info.name) + "`"; }
+std::string quoted(const Limits& limits) {
+  return "`" + std::string(limits.backend->info.name) + "`";
+}
 
 void refuse_unless(bool taken, bool given, const Limits& limits, std::string_view what) {
   if (given && !taken) refuse(quoted(limits) + " takes no " + std::string(what) + "; leave it out");
@@ -25,7 +32,9 @@ bool is_one_byte(Dtype dtype) {
   return dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2 || dtype == Dtype::kU8;
 }
 
-bool is_weight(Dtype dtype) { return dtype == Dtype::kF32 || dtype == Dtype::kBf16 || dtype == Dtype::kF16; }
+bool is_weight(Dtype dtype) {
+  return dtype == Dtype::kF32 || dtype == Dtype::kBf16 || dtype == Dtype::kF16;
+}
 
 void add_payload(Route& route, int plane, const TensorView& tensor, std::string_view what) {
   if (!tensor.defined()) return;
@@ -64,7 +73,8 @@ void check_hidden_states(const Limits& limits, const DispatchInput& input) {
     refuse("hidden_states is " + rows.describe() + "; its dtype must be " + std::string(name(limits.params.dtype)) +
            ", or f8e4m3, f8e5m2 or u8 for quantised rows");
   } else if (limits.params.dispatch_format != DispatchFormat::kNone) {
-    check_width(value_bytes_per_token(limits.params), "bytes (" + std::string(name(limits.params.dispatch_format)) + ")");
+    check_width(value_bytes_per_token(limits.params),
+                "bytes (" + std::string(name(limits.params.dispatch_format)) + ")");
     if (!narrower && scale_bytes_per_token(limits.params) > 0 && !input.hidden_states_scale.defined()) {
       refuse("hidden_states_scale is not given and " + std::string(name(limits.params.dispatch_format)) +
              " rows have " + std::to_string(scale_bytes_per_token(limits.params)) + " bytes of scales");
@@ -79,8 +89,8 @@ void check_scale(const Limits& limits, const DispatchInput& input) {
   const std::int64_t right = scale_bytes_per_token(limits.params);
   const bool exact = is_one_byte(input.hidden_states.dtype) && right > 0 && !limits.backend->info.contract.grows;
   if (exact && scale.row_bytes() != right) {
-    refuse("hidden_states_scale is " + scale.describe() + ", " + std::to_string(scale.row_bytes()) +
-           " bytes a row; " + std::string(name(limits.params.dispatch_format)) + " rows of hidden_size " +
+    refuse("hidden_states_scale is " + scale.describe() + ", " + std::to_string(scale.row_bytes()) + " bytes a row; " +
+           std::string(name(limits.params.dispatch_format)) + " rows of hidden_size " +
            std::to_string(limits.params.hidden_size) + " have " + std::to_string(right));
   }
 }
@@ -90,8 +100,8 @@ void check_routing(const Limits& limits, const DispatchInput& input, bool replay
   const auto check_shape = [&](const TensorView& tensor, std::string_view what) {
     if (!tensor.defined()) return;
     if (tensor.num_dims != 2 || tensor.shape[1] != limits.params.top_k) {
-      refuse(std::string(what) + " is " + tensor.describe() + "; it must be [num_tokens, top_k = " +
-             std::to_string(limits.params.top_k) + "]");
+      refuse(std::string(what) + " is " + tensor.describe() +
+             "; it must be [num_tokens, top_k = " + std::to_string(limits.params.top_k) + "]");
     }
   };
   check_shape(input.topk_ids, "topk_ids");
@@ -126,7 +136,8 @@ void check_capacity(const Limits& limits, const DispatchInput& input) {
   const std::int64_t row_room = dispatch_bytes_per_token(limits.params);
   const std::int64_t extra_room = limits.plan.shape.extra_capacity;
   std::int64_t extra = 0;
-  for (const TensorView& tensor : input.extra_payloads) extra += tensor.row_bytes();
+  for (const TensorView& tensor : input.extra_payloads)
+    extra += tensor.row_bytes();
   const bool fits = limits.backend->info.contract.grows ? row + extra <= row_room + extra_room
                                                         : row <= row_room && extra <= extra_room;
   if (fits) return;
@@ -141,8 +152,8 @@ void check_logits(const Limits& limits, const DispatchInput& input) {
   if (!logits.defined()) return;
   const std::int64_t most = static_cast<std::int64_t>(limits.params.num_experts) * 4;
   if (logits.num_dims == 2 && logits.row_bytes() <= most) return;
-  refuse("router_logits is " + logits.describe() + "; it must be [num_tokens, *] with at most " +
-         std::to_string(most) + " bytes a row (an f32 for each expert)");
+  refuse("router_logits is " + logits.describe() + "; it must be [num_tokens, *] with at most " + std::to_string(most) +
+         " bytes a row (an f32 for each expert)");
 }
 
 void check_stats(const Limits& limits, const DispatchInput& input) {
@@ -187,7 +198,7 @@ void check_tokens_per_rank(const Limits& limits, const DispatchOptions& options,
   }
 }
 
-// Values of which an error names both sides; a list of them as a digest that is never 0.
+// Values of which an error names both sides; a list of them as a digest, which is never negative.
 void set_agreed(const Limits& limits, const DispatchOptions& options, Route& route) {
   engine::DispatchRequest& request = route.request;
   if (limits.plan.spec.placement == protocol::Placement::kRankMajor) {
@@ -198,23 +209,25 @@ void set_agreed(const Limits& limits, const DispatchOptions& options, Route& rou
   }
   if (options.num_tokens_per_rank.empty()) return;
   protocol::Digest digest;
-  for (const std::int64_t tokens : options.num_tokens_per_rank) digest.add(static_cast<std::uint64_t>(tokens));
-  request.agreed = static_cast<std::int64_t>(digest.value() | 1);
+  for (const std::int64_t tokens : options.num_tokens_per_rank)
+    digest.add(static_cast<std::uint64_t>(tokens));
+  request.agreed = static_cast<std::int64_t>(digest.value() >> 1);
   request.agreed_name = "num_tokens_per_rank (digests)";
 }
 
 void check_runtime_max(const Limits& limits, const DispatchOptions& options, std::int64_t own_tokens) {
   if (!options.runtime_max_tokens_per_rank) return;
   const std::int64_t value = *options.runtime_max_tokens_per_rank;
-  if (value >= std::max<std::int64_t>(own_tokens, 1) && value <= limits.params.max_tokens_per_rank) return;
+  if (value >= own_tokens && value <= limits.params.max_tokens_per_rank) return;
   refuse("runtime_max_tokens_per_rank is " + std::to_string(value) + "; it must be at least this rank's " +
-         std::to_string(own_tokens) + " tokens, at least 1 and at most max_tokens_per_rank = " +
-         std::to_string(limits.params.max_tokens_per_rank));
+         std::to_string(own_tokens) +
+         " tokens, at least 1 and at most max_tokens_per_rank = " + std::to_string(limits.params.max_tokens_per_rank));
 }
 
 void plan_payload_planes(const Limits& limits, Route& route) {
   std::array<std::int64_t, protocol::kMaxPlanes> row_bytes{};
-  for (std::size_t i = 0; i < row_bytes.size(); ++i) row_bytes[i] = route.request.payloads[i].row_bytes;
+  for (std::size_t i = 0; i < row_bytes.size(); ++i)
+    row_bytes[i] = route.request.payloads[i].row_bytes;
   const bool blocks = limits.plan.shape.placement == protocol::Placement::kRankMajor;
   const std::int64_t rows = limits.plan.shape.max_tokens * (blocks ? 1 : limits.plan.shape.num_ranks);
   route.round.planes = protocol::plan_planes(row_bytes, rows);
@@ -273,8 +286,11 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
   }
 }
 
-void prepare_dispatch(const Limits& limits, const DispatchInput& input, const DispatchOptions& options,
-                      const engine::Round* replay, Route& route) {
+void prepare_dispatch(const Limits& limits,
+                      const DispatchInput& input,
+                      const DispatchOptions& options,
+                      const engine::Round* replay,
+                      Route& route) {
   check_dispatch_options(limits, input, options);
   check_hidden_states(limits, input);
   check_scale(limits, input);

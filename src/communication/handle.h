@@ -8,9 +8,10 @@
 #include <memory>
 #include <vector>
 
-#include "engine/engine.h"
 #include "tokenyard/error.h"
 #include "tokenyard/tensor.h"
+
+#include "engine/engine.h"
 
 namespace tokenyard::communication {
 
@@ -19,17 +20,17 @@ class Core;
 // What a payload's rows look like to the caller.
 struct PayloadKind {
   Dtype dtype = Dtype::kU8;
-  int num_inner = 0;                        // dimensions after the row
+  int num_inner = 0;  // dimensions after the row
   std::array<std::int64_t, 2> inner{};
 };
 
 enum class RouteState : std::uint8_t {
   kFree,
-  kSent,      // dispatch_send is done
-  kReceived,  // dispatch_receive is done
-  kCombining, // combine_send is done
-  kUsed,      // combined, and the contract allows no more
-  kAborted,   // the round ended without a result
+  kSent,       // dispatch_send is done
+  kReceived,   // dispatch_receive is done
+  kCombining,  // combine_send is done
+  kUsed,       // combined, and the contract allows no more
+  kAborted,    // the round ended without a result
 };
 
 struct Route {
@@ -40,13 +41,13 @@ struct Route {
   std::int64_t num_stats = 0;
   bool has_ids = false;
   RouteState state = RouteState::kFree;
-  bool views_open = false;  // peers may not store to this rank's rows yet
+  bool views_open = false;       // peers may not store to this rank's rows yet
   engine::CombineTarget target;  // between the halves of a combine
 };
 
 struct HandlePool {
-  Core* core = nullptr;                            // null once the communication or its window is gone
-  ErrorCode gone = ErrorCode::kDestroyed;          // why
+  Core* core = nullptr;                    // null once the communication or its window is gone
+  ErrorCode gone = ErrorCode::kDestroyed;  // why
   std::vector<std::unique_ptr<Route>> routes;
   std::vector<Route*> free;
 };

@@ -4,20 +4,27 @@
 #include <limits>
 #include <string>
 
+#include "tokenyard/error.h"
+
 #include "protocol/formats.h"
 #include "protocol/owner.h"
-#include "tokenyard/error.h"
 
 namespace tokenyard {
 
 std::string_view name(DispatchFormat format) {
   switch (format) {
-    case DispatchFormat::kNone: return "none";
-    case DispatchFormat::kFp8PerTensor: return "fp8_per_tensor";
-    case DispatchFormat::kFp8Block128: return "fp8_block128";
-    case DispatchFormat::kMxfp8: return "mxfp8";
-    case DispatchFormat::kNvfp4: return "nvfp4";
-    case DispatchFormat::kMxfp4: return "mxfp4";
+    case DispatchFormat::kNone:
+      return "none";
+    case DispatchFormat::kFp8PerTensor:
+      return "fp8_per_tensor";
+    case DispatchFormat::kFp8Block128:
+      return "fp8_block128";
+    case DispatchFormat::kMxfp8:
+      return "mxfp8";
+    case DispatchFormat::kNvfp4:
+      return "nvfp4";
+    case DispatchFormat::kMxfp4:
+      return "mxfp4";
   }
   return "unknown";
 }

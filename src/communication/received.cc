@@ -6,8 +6,9 @@
 #include <cstring>
 #include <string>
 
-#include "communication/received_rows.h"
 #include "tokenyard/error.h"
+
+#include "communication/received_rows.h"
 
 namespace tokenyard::communication {
 namespace {
@@ -15,11 +16,16 @@ namespace {
 // The outputs of one dispatch by plane; extras follow.
 TensorView DispatchResult::*member_of(int plane) {
   switch (plane) {
-    case protocol::kHiddenPlane: return &DispatchResult::hidden_states;
-    case protocol::kScalePlane: return &DispatchResult::hidden_states_scale;
-    case protocol::kIdsPlane: return &DispatchResult::topk_ids;
-    case protocol::kWeightsPlane: return &DispatchResult::topk_weights;
-    default: return &DispatchResult::router_logits;
+    case protocol::kHiddenPlane:
+      return &DispatchResult::hidden_states;
+    case protocol::kScalePlane:
+      return &DispatchResult::hidden_states_scale;
+    case protocol::kIdsPlane:
+      return &DispatchResult::topk_ids;
+    case protocol::kWeightsPlane:
+      return &DispatchResult::topk_weights;
+    default:
+      return &DispatchResult::router_logits;
   }
 }
 
@@ -38,7 +44,8 @@ TensorView wanted(const DispatchOptions& options, int plane) {
 
 std::int64_t inner_bytes(const PayloadKind& kind) {
   std::int64_t bytes = size_of(kind.dtype);
-  for (int i = 0; i < kind.num_inner; ++i) bytes *= kind.inner[static_cast<std::size_t>(i)];
+  for (int i = 0; i < kind.num_inner; ++i)
+    bytes *= kind.inner[static_cast<std::size_t>(i)];
   return bytes;
 }
 
@@ -54,7 +61,8 @@ Received::Received(const Limits& limits, const protocol::WindowLayout& layout, s
   const auto ranks = static_cast<std::size_t>(limits.num_ranks);
   stats_.resize(ranks * static_cast<std::size_t>(layout.shape().stats_entries));
   if (!protocol::routed(limits.plan.spec.placement)) return;
-  const std::size_t picks = static_cast<std::size_t>(layout.combine_rows()) * static_cast<std::size_t>(limits.params.top_k);
+  const std::size_t picks =
+      static_cast<std::size_t>(layout.combine_rows()) * static_cast<std::size_t>(limits.params.top_k);
   ids_.resize(picks * sizeof(std::int64_t));
   weights_.resize(picks * sizeof(float));
   filled_.assign(ranks, layout.shape().max_tokens);
@@ -76,8 +84,12 @@ const std::byte* Received::window_row(const Route& route, int plane, std::int64_
 }
 
 // Strides in bytes; `block_stride` separates sources in the rank-major layout.
-TensorView Received::shaped(const PayloadKind& kind, std::byte* memory, const Route& route, std::int64_t rows,
-                            std::int64_t row_stride, std::int64_t block_stride) const {
+TensorView Received::shaped(const PayloadKind& kind,
+                            std::byte* memory,
+                            const Route& route,
+                            std::int64_t rows,
+                            std::int64_t row_stride,
+                            std::int64_t block_stride) const {
   const std::int64_t element = size_of(kind.dtype);
   TensorView view;
   view.data = memory;
@@ -111,8 +123,8 @@ TensorView Received::own_view(const Route& route, int plane, std::int64_t rows) 
   return shaped(kind, memory, route, rows, row_bytes, row_bytes * layout_.shape().max_tokens);
 }
 
-TensorView Received::place(const Route& route, int plane, std::int64_t rows, const TensorView& into,
-                           const Allocate& allocate) {
+TensorView Received::place(
+    const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate) {
   const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
   if (into.defined()) return trimmed(into, kind, route.round.tokens_per_rank, rows);
   if (allocate && !rank_major()) {
@@ -167,7 +179,9 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
   }
 }
 
-Received::Outcome Received::fill(const Route& route, const DispatchOptions& options, const Allocate& allocate,
+Received::Outcome Received::fill(const Route& route,
+                                 const DispatchOptions& options,
+                                 const Allocate& allocate,
                                  DispatchResult& result) {
   const std::int64_t rows = rows_shown(route, options);
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;

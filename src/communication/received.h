@@ -7,10 +7,11 @@
 #include <functional>
 #include <vector>
 
+#include "tokenyard/communication.h"
+
 #include "communication/arguments.h"
 #include "communication/handle.h"
 #include "protocol/layout.h"
-#include "tokenyard/communication.h"
 
 namespace tokenyard::communication {
 
@@ -33,16 +34,19 @@ class Received {
 
  private:
   [[nodiscard]] bool rank_major() const { return limits_.plan.spec.placement == protocol::Placement::kRankMajor; }
+
   [[nodiscard]] bool own_copy(int plane) const;
   [[nodiscard]] std::int64_t rows_shown(const Route& route, const DispatchOptions& options) const;
-  [[nodiscard]] const std::byte* window_row(const Route& route, int plane, std::int64_t source,
-                                            std::int64_t row) const;
-  [[nodiscard]] TensorView shaped(const PayloadKind& kind, std::byte* memory, const Route& route, std::int64_t rows,
-                                  std::int64_t row_stride, std::int64_t block_stride) const;
+  [[nodiscard]] const std::byte* window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const;
+  [[nodiscard]] TensorView shaped(const PayloadKind& kind,
+                                  std::byte* memory,
+                                  const Route& route,
+                                  std::int64_t rows,
+                                  std::int64_t row_stride,
+                                  std::int64_t block_stride) const;
   [[nodiscard]] TensorView window_view(const Route& route, int plane, std::int64_t rows) const;
   [[nodiscard]] TensorView own_view(const Route& route, int plane, std::int64_t rows);
-  TensorView place(const Route& route, int plane, std::int64_t rows, const TensorView& into,
-                   const Allocate& allocate);
+  TensorView place(const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate);
   void copy_rows(const Route& route, int plane, const TensorView& to) const;
 
   // received_ids.cc

@@ -4,10 +4,11 @@
 #include <cstring>
 #include <string>
 
+#include "tokenyard/error.h"
+
 #include "communication/received.h"
 #include "communication/received_rows.h"
 #include "protocol/formats.h"
-#include "tokenyard/error.h"
 
 namespace tokenyard::communication {
 namespace {
@@ -22,7 +23,8 @@ void store_id(std::byte* row, std::size_t slot, Dtype dtype, std::int64_t id) {
 }
 
 void fill_row(std::byte* row, std::int64_t top_k, Dtype dtype, std::int64_t id) {
-  for (std::int64_t slot = 0; slot < top_k; ++slot) store_id(row, static_cast<std::size_t>(slot), dtype, id);
+  for (std::int64_t slot = 0; slot < top_k; ++slot)
+    store_id(row, static_cast<std::size_t>(slot), dtype, id);
 }
 
 }  // namespace
@@ -42,7 +44,8 @@ void Received::fill_ids(const Route& route, const TensorView& ids, std::int64_t 
   for_each_received_row(route, layout_, [&](std::int64_t source, std::int64_t row) {
     const auto* wire = reinterpret_cast<const std::int32_t*>(window_row(route, protocol::kIdsPlane, source, row));
     std::byte* to = places.at(source, row);
-    for (std::size_t slot = 0; slot < top_k; ++slot) store_id(to, slot, ids.dtype, shown_id(wire[slot]));
+    for (std::size_t slot = 0; slot < top_k; ++slot)
+      store_id(to, slot, ids.dtype, shown_id(wire[slot]));
   });
 }
 
@@ -53,7 +56,8 @@ void Received::clear_ids(const Route& route, const TensorView& ids, std::int64_t
   const RowPlaces places = places_of(ids, route.kinds[protocol::kIdsPlane], route.round.tokens_per_rank);
   if (!rank_major()) {
     const std::int64_t kept = std::min(route.round.num_rows, route.round.row_limit);
-    for (std::int64_t row = kept; row < rows; ++row) fill_row(places.at(0, row), top_k, ids.dtype, -1);
+    for (std::int64_t row = kept; row < rows; ++row)
+      fill_row(places.at(0, row), top_k, ids.dtype, -1);
     return;
   }
   const bool own = ids.data == ids_.data();

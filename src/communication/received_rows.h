@@ -6,9 +6,10 @@
 #include <bit>
 #include <cstdint>
 
+#include "tokenyard/tensor.h"
+
 #include "communication/handle.h"
 #include "protocol/layout.h"
-#include "tokenyard/tensor.h"
 
 namespace tokenyard::communication {
 
@@ -19,7 +20,8 @@ void for_each_received_row(const Route& route, const protocol::WindowLayout& lay
   const engine::Round& round = route.round;
   if (layout.shape().placement != protocol::Placement::kRankMajor) {
     const std::int64_t kept = std::min(round.num_rows, round.row_limit);
-    for (std::int64_t row = 0; row < kept; ++row) visit(std::int64_t{0}, row);
+    for (std::int64_t row = 0; row < kept; ++row)
+      visit(std::int64_t{0}, row);
     return;
   }
   const int per_chunk = layout.shape().tokens_per_chunk;

@@ -9,11 +9,12 @@
 #include <memory>
 #include <span>
 
+#include "tokenyard/communication.h"
+
 #include "engine/round.h"
 #include "fabric/window.h"
 #include "protocol/layout.h"
 #include "protocol/round_spec.h"
-#include "tokenyard/communication.h"
 
 namespace tokenyard::engine {
 
@@ -37,15 +38,17 @@ struct PayloadRows {
   std::int64_t stride = 0;     // bytes
 };
 
+inline constexpr std::int64_t kNotGiven = -1;
+
 struct DispatchRequest {
   std::int64_t num_tokens = 0;
   std::array<PayloadRows, protocol::kMaxPlanes> payloads{};  // the ids plane holds Round::wire_ids when routed
-  TensorView topk_ids{};       // routed placements; not given on replay
+  TensorView topk_ids{};                                     // routed placements; not given on replay
   const Round* replay = nullptr;
   std::span<const std::int32_t> stats{};
   std::uint64_t digest = 0;
-  // A value that must agree, and how it is called in the error; compared when neither side has 0.
-  std::int64_t agreed = 0;
+  // A value that must agree, and how it is called in the error; not compared where a side has kNotGiven.
+  std::int64_t agreed = kNotGiven;
   const char* agreed_name = "";
   std::int64_t row_limit = 0;  // final places: rows to keep
   std::int64_t tokens_per_rank = 0;

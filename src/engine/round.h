@@ -25,7 +25,7 @@ struct Round {
   // Token t goes to destinations [first_destination[t], first_destination[t + 1]), ascending by rank.
   std::vector<std::int32_t> first_destination;
   std::vector<Destination> destinations;
-  std::vector<std::int32_t> wire_ids;  // [num_tokens, top_k]; -1 where there is no expert
+  std::vector<std::int32_t> wire_ids;   // [num_tokens, top_k]; -1 where there is no expert
   std::vector<std::int32_t> rows_sent;  // [num_ranks]
 
   std::vector<std::int32_t> rows_received;  // [num_ranks]

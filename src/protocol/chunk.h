@@ -16,7 +16,8 @@ inline constexpr std::int64_t kChunkBytes = 256 << 10;
 // The largest power of two up to 64 whose rows stay within kChunkBytes, at least 1.
 TOKENYARD_HD constexpr int chunk_tokens(std::int64_t dispatch_bytes_per_token) {
   int tokens = kMaxChunkTokens;
-  while (tokens > 1 && tokens * dispatch_bytes_per_token > kChunkBytes) tokens /= 2;
+  while (tokens > 1 && tokens * dispatch_bytes_per_token > kChunkBytes)
+    tokens /= 2;
   return tokens;
 }
 

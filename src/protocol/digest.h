@@ -17,6 +17,7 @@ class Digest {
       value_ *= 0x100000001B3ULL;
     }
   }
+
   TOKENYARD_HD constexpr std::uint64_t value() const { return value_; }
 
  private:

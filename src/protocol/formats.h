@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-#include "protocol/host_device.h"
 #include "tokenyard/params.h"
+
+#include "protocol/host_device.h"
 
 namespace tokenyard::protocol {
 
@@ -24,12 +25,18 @@ struct RowBytes {
 
 TOKENYARD_HD constexpr RowBytes row_bytes(DispatchFormat format, std::int64_t hidden_size, std::int64_t dtype_bytes) {
   switch (format) {
-    case DispatchFormat::kNone: return {hidden_size * dtype_bytes, 0};
-    case DispatchFormat::kFp8PerTensor: return {hidden_size, 0};
-    case DispatchFormat::kFp8Block128: return {hidden_size, 4 * ceil_div(hidden_size, 128)};
-    case DispatchFormat::kMxfp8: return {hidden_size, ceil_div(hidden_size, 32)};
-    case DispatchFormat::kNvfp4: return {ceil_div(hidden_size, 2), ceil_div(hidden_size, 16)};
-    case DispatchFormat::kMxfp4: return {ceil_div(hidden_size, 2), ceil_div(hidden_size, 32)};
+    case DispatchFormat::kNone:
+      return {hidden_size * dtype_bytes, 0};
+    case DispatchFormat::kFp8PerTensor:
+      return {hidden_size, 0};
+    case DispatchFormat::kFp8Block128:
+      return {hidden_size, 4 * ceil_div(hidden_size, 128)};
+    case DispatchFormat::kMxfp8:
+      return {hidden_size, ceil_div(hidden_size, 32)};
+    case DispatchFormat::kNvfp4:
+      return {ceil_div(hidden_size, 2), ceil_div(hidden_size, 16)};
+    case DispatchFormat::kMxfp4:
+      return {ceil_div(hidden_size, 2), ceil_div(hidden_size, 32)};
   }
   return {};
 }

@@ -32,7 +32,7 @@ inline constexpr int kNumPhases = 2;  // dispatch, combine
 struct WindowShape {
   int num_ranks = 1;
   int tokens_per_chunk = kMaxChunkTokens;
-  std::int64_t max_tokens = 0;      // per source rank
+  std::int64_t max_tokens = 0;  // per source rank
   Placement placement = Placement::kCompact;
   std::int64_t row_capacity = 0;    // bytes of the library's planes of one row, rounded up
   std::int64_t extra_capacity = 0;  // bytes of the extras of one row
@@ -49,10 +49,11 @@ class WindowLayout {
     layout.shape_ = shape;
     const std::int64_t ranks = shape.num_ranks;
     layout.life_ = layout.take(ranks * kLineBytes);
-    layout.released_ = layout.take(kNumPhases * ranks * kLineBytes);
-    layout.headers_ = layout.take(kNumPhases * kHeaderSlots * ranks * static_cast<std::int64_t>(sizeof(HeaderLine)));
+    layout.released_ = layout.take(std::int64_t{kNumPhases} * ranks * kLineBytes);
+    layout.headers_ =
+        layout.take(std::int64_t{kNumPhases} * kHeaderSlots * ranks * static_cast<std::int64_t>(sizeof(HeaderLine)));
     layout.counts_stride_ = counts_first(shape.placement) ? align_up(ranks * 4, kLineBytes) : 0;
-    layout.counts_ = layout.take(kHeaderSlots * ranks * layout.counts_stride_);
+    layout.counts_ = layout.take(std::int64_t{kHeaderSlots} * ranks * layout.counts_stride_);
     layout.chunks_stride_ = align_up(layout.max_chunks() * static_cast<std::int64_t>(sizeof(ChunkLine)), kLineBytes);
     layout.chunks_ = layout.take(ranks * layout.chunks_stride_);
     layout.stats_stride_ = align_up(shape.stats_entries * 4, kLineBytes);
@@ -67,37 +68,53 @@ class WindowLayout {
   }
 
   TOKENYARD_HD constexpr const WindowShape& shape() const { return shape_; }
+
   TOKENYARD_HD constexpr std::int64_t bytes() const { return end_; }
-  TOKENYARD_HD constexpr std::int64_t max_chunks() const { return num_chunks(shape_.max_tokens, shape_.tokens_per_chunk); }
+
+  TOKENYARD_HD constexpr std::int64_t max_chunks() const {
+    return num_chunks(shape_.max_tokens, shape_.tokens_per_chunk);
+  }
+
   // Rows of one payload space: a source's tokens, or all ranks' tokens at final places.
   TOKENYARD_HD constexpr std::int64_t payload_rows() const {
     return shape_.placement == Placement::kRankMajor ? shape_.max_tokens : combine_rows();
   }
+
   TOKENYARD_HD constexpr std::int64_t combine_rows() const { return shape_.num_ranks * shape_.max_tokens; }
 
   TOKENYARD_HD constexpr std::int64_t life(int peer) const { return life_ + peer * kLineBytes; }
+
   TOKENYARD_HD constexpr std::int64_t released(int phase, int peer) const {
     return released_ + (static_cast<std::int64_t>(phase) * shape_.num_ranks + peer) * kLineBytes;
   }
+
   TOKENYARD_HD constexpr std::int64_t header(int phase, int slot, int source) const {
     const std::int64_t index = (static_cast<std::int64_t>(phase) * kHeaderSlots + slot) * shape_.num_ranks + source;
     return headers_ + index * static_cast<std::int64_t>(sizeof(HeaderLine));
   }
+
   // i32 [num_ranks]: how many rows `source` sends to each rank.
   TOKENYARD_HD constexpr std::int64_t counts(int slot, int source) const {
     return counts_ + (static_cast<std::int64_t>(slot) * shape_.num_ranks + source) * counts_stride_;
   }
+
   TOKENYARD_HD constexpr std::int64_t chunk(int source, std::int64_t index) const {
     return chunks_ + source * chunks_stride_ + index * static_cast<std::int64_t>(sizeof(ChunkLine));
   }
+
   TOKENYARD_HD constexpr std::int64_t stats(int source) const { return stats_ + source * stats_stride_; }
+
   // The payload space that `source` stores to, and what it may hold.
   TOKENYARD_HD constexpr std::int64_t payload(int source) const {
     return payload_ + (shape_.placement == Placement::kRankMajor ? source * payload_stride_ : 0);
   }
+
   TOKENYARD_HD constexpr std::int64_t payload_bytes() const { return payload_stride_; }
+
   TOKENYARD_HD constexpr std::int64_t combine_row(std::int64_t row) const { return combine_ + row * combine_stride_; }
+
   TOKENYARD_HD constexpr std::int64_t combine_stride() const { return combine_stride_; }
+
   TOKENYARD_HD constexpr std::int64_t weights_row(std::int64_t row) const { return weights_ + row * weights_stride_; }
 
  private:

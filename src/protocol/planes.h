@@ -52,7 +52,8 @@ TOKENYARD_HD constexpr PlanePlan plan_planes(const std::array<std::int64_t, kMax
 
 // Room for `num_rows` rows whose library planes take `row_capacity` bytes (already rounded up) and whose extras take
 // `extra_capacity`: no split of them into planes needs more.
-TOKENYARD_HD constexpr std::int64_t payload_capacity(std::int64_t num_rows, std::int64_t row_capacity,
+TOKENYARD_HD constexpr std::int64_t payload_capacity(std::int64_t num_rows,
+                                                     std::int64_t row_capacity,
                                                      std::int64_t extra_capacity) {
   return align_up(num_rows * (row_capacity + extra_capacity), kPlaneAlignment) + kMaxPlanes * kPlaneAlignment;
 }

@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-#include "protocol/host_device.h"
 #include "tokenyard/tensor.h"
+
+#include "protocol/host_device.h"
 
 namespace tokenyard::protocol {
 
@@ -22,14 +23,18 @@ enum class IdView : std::uint8_t { kCargo, kGlobal, kLocal };
 struct RoundSpec {
   Placement placement = Placement::kCompact;
   IdView ids = IdView::kCargo;
-  int depth = 1;             // operations that may be open at once
+  int depth = 1;              // operations that may be open at once
   bool weights_back = false;  // combine can bring routing weights back to their tokens
   bool low_precision_combine = false;
 };
 
 // Final places need every rank's counts before the first row is stored.
-TOKENYARD_HD constexpr bool counts_first(Placement placement) { return placement != Placement::kRankMajor; }
+TOKENYARD_HD constexpr bool counts_first(Placement placement) {
+  return placement != Placement::kRankMajor;
+}
 
-TOKENYARD_HD constexpr bool routed(Placement placement) { return placement != Placement::kEveryRank; }
+TOKENYARD_HD constexpr bool routed(Placement placement) {
+  return placement != Placement::kEveryRank;
+}
 
 }  // namespace tokenyard::protocol

@@ -23,27 +23,43 @@ TOKENYARD_HD constexpr std::uint32_t stamp_rows(std::uint64_t word) {
   return static_cast<std::uint32_t>(word & 0xFFFFFFFFU) - 1;
 }
 
-// Release words only ever move forward and never lag by half the epochs, so a signed difference orders them.
-TOKENYARD_HD constexpr bool released_at_least(std::uint64_t word, std::uint32_t epoch) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word) - epoch) >= 0;
+// What a receiver tells a source, in one word: the last operation of which it will read no more rows, and the last one
+// of which it will read no more headers and counts. They differ while a result is a view and a later operation was
+// given up. Both only move forward and never lag by half the epochs, so a signed difference orders them.
+TOKENYARD_HD constexpr std::uint64_t encode_progress(std::uint32_t rows_released, std::uint32_t headers_read) {
+  return (static_cast<std::uint64_t>(headers_read) << 32) | rows_released;
 }
 
-// Header lines have two slots: the peers' headers of operation n - 1, which a rank has read before it starts n + 1,
-// say that operation n - 2 is over, and a rank stamps n only after every peer released n - 2.
+TOKENYARD_HD constexpr bool reached(std::uint32_t at, std::uint32_t epoch) {
+  return static_cast<std::int32_t>(at - epoch) >= 0;
+}
+
+TOKENYARD_HD constexpr std::uint32_t rows_released(std::uint64_t progress) {
+  return static_cast<std::uint32_t>(progress & 0xFFFFFFFFU);
+}
+
+TOKENYARD_HD constexpr std::uint32_t headers_read(std::uint64_t progress) {
+  return static_cast<std::uint32_t>(progress >> 32);
+}
+
+// Header lines have two slots, used in turn: a rank writes the header of operation n only after the peer read that of
+// n - 2. In the usual order it has: its header of n - 1 came after that.
 inline constexpr int kHeaderSlots = 2;
 
-TOKENYARD_HD constexpr int header_slot(std::uint32_t epoch) { return static_cast<int>(epoch % kHeaderSlots); }
+TOKENYARD_HD constexpr int header_slot(std::uint32_t epoch) {
+  return static_cast<int>(epoch % kHeaderSlots);
+}
 
 enum class HeaderStatus : std::uint8_t { kOk, kAborted };
 
 // What a source tells each receiver once an operation. Everything but `stamp` is written before it and read after it.
 struct alignas(64) HeaderLine {
-  std::uint64_t stamp;       // dispatch: rows sent to this receiver; combine: rows owed to it
-  std::uint64_t mask;        // rank major: which tokens of chunk 0 have a row here
-  std::uint64_t digest;      // of the arguments that must agree
-  std::int64_t agreed;       // an argument that must agree and whose values an error should name
-  std::int64_t row_limit;    // combine: rows of the dispatch that the receiver kept (num_worst_tokens)
-  std::int32_t num_tokens;   // dispatch: tokens of the source
+  std::uint64_t stamp;      // dispatch: rows sent to this receiver; combine: rows owed to it
+  std::uint64_t mask;       // rank major: which tokens of chunk 0 have a row here
+  std::uint64_t digest;     // of the arguments that must agree
+  std::int64_t agreed;      // an argument that must agree and whose values an error should name
+  std::int64_t row_limit;   // combine: rows of the dispatch that the receiver kept (num_worst_tokens)
+  std::int32_t num_tokens;  // dispatch: tokens of the source
   HeaderStatus status;
 };
 

@@ -58,9 +58,10 @@ void PrintTo(const Case& value, std::ostream* out) {
 std::int64_t play(const Formula& formula, const std::vector<Operation>& script, std::uint64_t schedule) {
   Interleaver interleaver(formula.num_ranks, schedule);
   support::run_ranks(formula.num_ranks, [&](const Group& group) {
-    ScriptedRank rank(group, formula,
-                      {.deadline = kDeadline, .first_round_deadline = kDeadline, .initial_epoch = kInitialEpoch},
-                      [] { Interleaver::step(); });
+    CommunicationOptions options;
+    options.deadline = options.first_round_deadline = kDeadline;
+    options.initial_epoch = kInitialEpoch;
+    ScriptedRank rank(group, formula, options, [] { Interleaver::step(); });
     {
       const Interleaver::Turn turn(interleaver, group.rank());
       for (const Operation& operation : script)
@@ -122,8 +123,8 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                                          Case{"high_throughput", 3},
                                          Case{"one_sided", 2},
                                          Case{"one_sided", 3}),
-                         [](const testing::TestParamInfo<Case>& info) {
-                           return info.param.backend + "_" + std::to_string(info.param.num_ranks);
+                         [](const testing::TestParamInfo<Case>& tested) {
+                           return tested.param.backend + "_" + std::to_string(tested.param.num_ranks);
                          });
 
 TEST(InterleaverTest, SameSeedGivesTheSameInterleaving) {

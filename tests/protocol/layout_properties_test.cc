@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "tokenyard/error.h"
 
 #include "backends/registry.h"
 #include "engine/host/window_view.h"
@@ -17,6 +21,8 @@
 namespace tokenyard::protocol {
 namespace {
 
+// RapidCheck starts with small values; this size gives the whole range at once.
+constexpr int kFullRange = 2000;
 constexpr std::int64_t kInt32Max = 0x7FFFFFFF;
 
 constexpr WindowShape small_shape(Placement placement) {
@@ -45,7 +51,9 @@ static_assert(holds(Placement::kCompact));
 static_assert(holds(Placement::kRankMajor));
 
 // The check itself can fail.
-constexpr bool checked(std::array<Slot, 2> slots, std::int64_t bytes) { return disjoint_aligned_inside(slots, bytes); }
+constexpr bool checked(std::array<Slot, 2> slots, std::int64_t bytes) {
+  return disjoint_aligned_inside(slots, bytes);
+}
 
 static_assert(checked({Slot{0, 64, 64}, Slot{64, 64, 64}}, 128));
 static_assert(!checked({Slot{0, 65, 64}, Slot{64, 64, 64}}, 128));
@@ -78,7 +86,7 @@ void assert_slots_hold(const WindowShape& shape) {
 
 TEST(LayoutPropertiesTest, AllSlotsAreApartAlignedAndInside) {
   EXPECT_TRUE(rc::check("slots of up to 64 ranks", [] {
-    assert_slots_hold(*rc::gen::resize(2000, rc::gen::exec([] { return draw_shape(64, 200); })));
+    assert_slots_hold(*rc::gen::resize(kFullRange, rc::gen::exec([] { return draw_shape(64, 200); })));
   }));
 }
 
@@ -189,10 +197,12 @@ TEST(LayoutPropertiesTest, WindowBytesIsTheLayoutsEnd) {
   for (const communication::Backend* backend : registry::all()) {
     if (!backend->info.moves_tokens) continue;
     EXPECT_TRUE(rc::check("window_bytes of " + std::string(backend->info.name), [&] {
-      const MoeParams params{.num_experts = *rc::gen::inRange(1, 300),
-                             .top_k = *rc::gen::inRange(1, 17),
-                             .hidden_size = *rc::gen::inRange(1, 9000),
-                             .max_tokens_per_rank = *rc::gen::inRange(1, 9000)};
+      const MoeParams params = *rc::gen::resize(kFullRange, rc::gen::exec([] {
+                                                  return MoeParams{.num_experts = *rc::gen::inRange(1, 300),
+                                                                   .top_k = *rc::gen::inRange(1, 17),
+                                                                   .hidden_size = *rc::gen::inRange(1, 9000),
+                                                                   .max_tokens_per_rank = *rc::gen::inRange(1, 9000)};
+                                                }));
       const int num_ranks = *rc::gen::inRange(1, 65);
       const auto plan = backend->plan(params, backend->info.default_config, num_ranks);
       const WindowLayout layout = WindowLayout::of(plan.shape);

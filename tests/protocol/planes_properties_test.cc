@@ -16,6 +16,9 @@ namespace {
 
 using Widths = std::array<std::int64_t, kMaxPlanes>;
 
+// RapidCheck starts with small values; this size gives the whole range at once.
+constexpr int kFullRange = 2000;
+constexpr int kDrawsPerLayout = 20;
 constexpr std::int64_t kWeightBytes = 4;  // f32, the widest
 
 MoeParams draw_params() {
@@ -43,7 +46,7 @@ BackendConfig with_room_for_extras(const BackendInfo& info, std::int64_t bytes) 
 // In [0, most], the ends often.
 std::int64_t draw_up_to(std::int64_t most) {
   return *rc::gen::oneOf(rc::gen::just(most), rc::gen::just<std::int64_t>(0),
-                         rc::gen::resize(2000, rc::gen::inRange<std::int64_t>(0, most + 1)));
+                         rc::gen::resize(kFullRange, rc::gen::inRange<std::int64_t>(0, most + 1)));
 }
 
 // Cuts `room` into the extra planes; what is left stays unused.
@@ -101,16 +104,17 @@ TEST(PlanesPropertiesTest, NeverOverlapForWidthsThatFit) {
     const BackendInfo& info = backend->info;
     if (!info.moves_tokens) continue;
     EXPECT_TRUE(rc::check("planes of " + std::string(info.name), [&] {
-      const MoeParams params = draw_params();
-      const std::int64_t extra_room =
-          info.contract.takes_extra_payloads ? *rc::gen::inRange<std::int64_t>(0, 5000) : 0;
+      const MoeParams params = *rc::gen::resize(kFullRange, rc::gen::exec(draw_params));
+      const std::int64_t extra_room = info.contract.takes_extra_payloads ? *rc::gen::inRange<std::int64_t>(0, 5000) : 0;
       const int num_ranks = *rc::gen::inRange(1, 65);
       const auto shape = backend->plan(params, with_room_for_extras(info, extra_room), num_ranks).shape;
       RC_ASSERT(shape.extra_capacity == extra_room);
       const WindowLayout layout = WindowLayout::of(shape);
-      const Widths widths = draw_widths(info, params, extra_room);
-      assert_planes_hold(plan_planes(widths, layout.payload_rows()), widths, layout.payload_rows(),
-                         layout.payload_bytes());
+      for (int draw = 0; draw < kDrawsPerLayout; ++draw) {
+        const Widths widths = draw_widths(info, params, extra_room);
+        assert_planes_hold(plan_planes(widths, layout.payload_rows()), widths, layout.payload_rows(),
+                           layout.payload_bytes());
+      }
     }));
   }
 }

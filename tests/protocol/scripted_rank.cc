@@ -51,15 +51,15 @@ void check_throws(ErrorCode code, Function&& call) {
 }  // namespace
 
 std::string_view name(Act act) {
-  static constexpr std::array<std::string_view, 11> kNames{"plain",  "zero copy",       "dropped",        "split",
-                                                           "into",   "dispatch misuse", "combine misuse", "mismatch",
-                                                           "replay", "worst tokens",    "statistics"};
+  static constexpr std::array<std::string_view, 12> kNames{
+      "plain",          "zero copy", "dropped",  "split",  "into",         "dispatch misuse",
+      "combine misuse", "held view", "mismatch", "replay", "worst tokens", "statistics"};
   return kNames[static_cast<std::size_t>(act)];
 }
 
 std::vector<Act> acts_of(const Formula& formula) {
-  std::vector<Act> acts{Act::kPlain, Act::kZeroCopy,       Act::kDropped,       Act::kSplit,
-                        Act::kInto,  Act::kDispatchMisuse, Act::kCombineMisuse, Act::kMismatch};
+  std::vector<Act> acts{Act::kPlain,          Act::kZeroCopy,      Act::kDropped,  Act::kSplit,   Act::kInto,
+                        Act::kDispatchMisuse, Act::kCombineMisuse, Act::kHeldView, Act::kMismatch};
   if (formula.rank_major()) acts.push_back(Act::kStatistics);
   if (!formula.rank_major() && !formula.every_rank()) {
     acts.push_back(Act::kReplay);
@@ -112,6 +112,8 @@ void ScriptedRank::play(const Operation& operation) {
         return play_dispatch_misuse(operation);
       case Act::kCombineMisuse:
         return play_combine_misuse(operation);
+      case Act::kHeldView:
+        return play_held_view(operation);
       case Act::kMismatch:
         return play_mismatch(operation);
       case Act::kReplay:
@@ -147,6 +149,9 @@ void ScriptedRank::play_replay(const Operation& operation) {
     dispatch(again, Act::kPlain, &result_.handle, replayed_);
     combine(again, i == 1 ? Act::kZeroCopy : Act::kPlain, replayed_);
   }
+  // A handle that can replay stays open. With one around, a call for a round that is over counts as one for it.
+  replayed_.handle = Handle();
+  result_.handle = Handle();
 }
 
 void ScriptedRank::play_dispatch_misuse(const Operation& operation) {
@@ -159,6 +164,21 @@ void ScriptedRank::play_dispatch_misuse(const Operation& operation) {
     check_aborted(communication_.dispatch(input_, {}, result_), operation.culprit);
   }
   play_round({.act = Act::kPlain, .culprit = 0, .number = operation.number});
+}
+
+// The others have no views, so nothing is wrong with their second dispatch but the rank that cannot take part.
+void ScriptedRank::play_held_view(const Operation& operation) {
+  const Numbers numbers{operation.number, operation.number};
+  dispatch(numbers, rank_ == operation.culprit ? Act::kPlain : Act::kInto, nullptr, result_);
+  fill_input({operation.number + 1, operation.number + 1});
+  if (rank_ == operation.culprit) {
+    check_throws(ErrorCode::kInvalidState, [&] { (void)communication_.dispatch(input_, {}, replayed_); });
+    pause_();
+    check_result(numbers, true, result_);
+  } else {
+    check_aborted(communication_.dispatch(input_, {}, replayed_), operation.culprit);
+  }
+  combine(numbers, Act::kPlain, result_);
 }
 
 void ScriptedRank::play_mismatch(const Operation& operation) {
@@ -178,9 +198,9 @@ void ScriptedRank::play_combine_misuse(const Operation& operation) {
   TensorView output = output_view(operation.number);
   CombineInput input{.expert_output = expert_output(numbers, false, result_.handle)};
   if (rank_ == operation.culprit) {
-    ++input.expert_output.shape[0];
+    input.expert_output.dtype = Dtype::kI32;
     check_throws(ErrorCode::kInvalidArgument, [&] { (void)communication_.combine(result_.handle, input, {}, output); });
-    --input.expert_output.shape[0];
+    input.expert_output.dtype = Dtype::kF32;
     // The round is over; trying it again is refused and disturbs nobody.
     check_throws(ErrorCode::kInvalidState, [&] { (void)communication_.combine(result_.handle, input, {}, output); });
   } else {

@@ -23,6 +23,7 @@ enum class Act : std::uint8_t {
   kInto,            // results in the caller's tensors
   kDispatchMisuse,  // one rank gives dispatch nonsense, all get to know, all try again
   kCombineMisuse,   // one rank gives combine nonsense; ranks without rows there notice nothing
+  kHeldView,        // one rank holds a view and dispatches: refused, the view stays whole, all combine
   kMismatch,        // one rank sends weights and the others do not
   kReplay,          // high_throughput: combines twice, then replays the route with new rows, twice
   kWorstTokens,     // high_throughput: drops rows, tells their origins
@@ -70,6 +71,7 @@ class ScriptedRank {
   void play_round(const Operation& operation);
   void play_replay(const Operation& operation);
   void play_dispatch_misuse(const Operation& operation);
+  void play_held_view(const Operation& operation);
   void play_mismatch(const Operation& operation);
   void play_combine_misuse(const Operation& operation);
 

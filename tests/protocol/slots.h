@@ -44,18 +44,15 @@ constexpr void for_each_slot(const WindowLayout& layout, Visit&& visit) {
       visit(Slot{layout.payload(source), layout.payload_bytes(), kPlaneAlignment});
   }
   for (std::int64_t row = 0; row < layout.combine_rows(); ++row) {
-    if (shape.combine_row_bytes > 0)
-      visit(Slot{layout.combine_row(row), shape.combine_row_bytes, kRowAlignment});
-    if (shape.weights_row_bytes > 0)
-      visit(Slot{layout.weights_row(row), shape.weights_row_bytes, kRowAlignment});
+    if (shape.combine_row_bytes > 0) visit(Slot{layout.combine_row(row), shape.combine_row_bytes, kRowAlignment});
+    if (shape.weights_row_bytes > 0) visit(Slot{layout.weights_row(row), shape.weights_row_bytes, kRowAlignment});
   }
 }
 
 // Sorts them. Inside means in [0, bytes).
 constexpr bool disjoint_aligned_inside(std::span<Slot> slots, std::int64_t bytes) {
-  std::sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.bytes < b.bytes;
-  });
+  std::sort(slots.begin(), slots.end(),
+            [](const Slot& a, const Slot& b) { return a.begin != b.begin ? a.begin < b.begin : a.bytes < b.bytes; });
   std::int64_t end = 0;
   for (const Slot& slot : slots) {
     if (slot.begin < end || slot.begin % slot.alignment != 0) return false;

@@ -15,6 +15,7 @@ void* __libc_realloc(void* memory, size_t bytes);
 void* __libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void* memory);
 }
+
 // NOLINTEND(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp,readability-identifier-naming)
 
 namespace tokenyard::steady_tests {
@@ -42,7 +43,9 @@ std::int64_t stop_counting_allocations() {
   return num_calls;
 }
 
-std::size_t first_counted_bytes() { return first_bytes; }
+std::size_t first_counted_bytes() {
+  return first_bytes;
+}
 
 }  // namespace tokenyard::steady_tests
 

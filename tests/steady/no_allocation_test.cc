@@ -10,16 +10,17 @@
 #include <string>
 #include <vector>
 
+#include "steady/allocation_counter.h"
+#include "steady/steady_rank.h"
 #include "support/backends.h"
 #include "support/check.h"
 #include "support/run_ranks.h"
 
-#include "steady/allocation_counter.h"
-#include "steady/steady_rank.h"
-
 namespace tokenyard::steady_tests {
 
-void PrintTo(const SteadyCase& value, std::ostream* out) { *out << name(value); }
+void PrintTo(const SteadyCase& value, std::ostream* out) {
+  *out << name(value);
+}
 
 namespace {
 
@@ -42,8 +43,8 @@ TEST(AllocationCounterTest, SeesEveryWayToTheHeap) {
   EXPECT_EQ(count([] { return std::realloc(nullptr, 10); }, release), 2);
   EXPECT_EQ(count([] { return std::aligned_alloc(64, 64); }, release), 2);
   EXPECT_EQ(count([] { return ::operator new(10); }, [](void* memory) { ::operator delete(memory); }), 2);
-  EXPECT_EQ(count([] { return ::operator new(64, std::align_val_t{64}); },
-                  [](void* memory) { ::operator delete(memory, std::align_val_t{64}); }),
+  EXPECT_EQ(count([] { return ::operator new (64, std::align_val_t{64}); },
+                  [](void* memory) { ::operator delete (memory, std::align_val_t{64}); }),
             2);
   EXPECT_EQ(count([]() -> void* { return nullptr; }, [](void*) {}), 0);
 }
@@ -86,8 +87,8 @@ TEST_P(NoAllocation, InSteadyRounds) {
   EXPECT_EQ(allocations, 0) << "the first one had " << first_counted_bytes() << " bytes";
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, NoAllocation, testing::ValuesIn(cases()), [](const auto& info) {
-  return name(info.param);
+INSTANTIATE_TEST_SUITE_P(Backends, NoAllocation, testing::ValuesIn(cases()), [](const auto& tested) {
+  return name(tested.param);
 });
 
 }  // namespace

@@ -14,14 +14,15 @@
 #include <thread>
 #include <vector>
 
-#include "support/backends.h"
-
 #include "steady/steady_rank.h"
 #include "steady/system_call_watch.h"
+#include "support/backends.h"
 
 namespace tokenyard::steady_tests {
 
-void PrintTo(const SteadyCase& value, std::ostream* out) { *out << name(value); }
+void PrintTo(const SteadyCase& value, std::ostream* out) {
+  *out << name(value);
+}
 
 namespace {
 
@@ -113,14 +114,17 @@ class NoSystemCall : public testing::TestWithParam<SteadyCase> {
   }
 };
 
-TEST_P(NoSystemCall, ButWaitingWhereRanksAreThreads) {
+class NoSystemCallOfThreads : public NoSystemCall {};
+
+class NoSystemCallOfProcesses : public NoSystemCall {};
+
+TEST_P(NoSystemCallOfThreads, ButWaiting) {
   Record& record = SystemCallWatch::make_record();
   expect_clean_end(run_child([&] { run_threads(GetParam(), record); }));
   expect_only_waiting(record, GetParam().num_ranks);
 }
 
-TEST_P(NoSystemCall, ButWaitingWhereRanksAreProcesses) {
-  if (GetParam().num_threads > 1) GTEST_SKIP() << "worker threads are watched where ranks are threads";
+TEST_P(NoSystemCallOfProcesses, ButWaiting) {
   Record& record = SystemCallWatch::make_record();
   std::random_device device;
   const std::string group_name = "tokenyard-steady-" + std::to_string(::getpid()) + "-" + std::to_string(device());
@@ -132,11 +136,12 @@ TEST_P(NoSystemCall, ButWaitingWhereRanksAreProcesses) {
   expect_only_waiting(record, GetParam().num_ranks);
 }
 
-std::vector<SteadyCase> cases() {
+// Worker threads are watched only where ranks are threads.
+std::vector<SteadyCase> cases(const std::vector<int>& thread_counts) {
   std::vector<SteadyCase> all;
   for (const std::string_view backend : support::kMovingBackends) {
     for (const Variant variant : {Variant::kViews, Variant::kZeroCopy, Variant::kSplit, Variant::kReplay}) {
-      for (const int num_threads : {1, 2}) {
+      for (const int num_threads : thread_counts) {
         const SteadyCase value{.backend = backend, .variant = variant, .num_threads = num_threads};
         if (possible(value)) all.push_back(value);
       }
@@ -145,8 +150,12 @@ std::vector<SteadyCase> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, NoSystemCall, testing::ValuesIn(cases()), [](const auto& info) {
-  return name(info.param);
+INSTANTIATE_TEST_SUITE_P(Backends, NoSystemCallOfThreads, testing::ValuesIn(cases({1, 2})), [](const auto& tested) {
+  return name(tested.param);
+});
+
+INSTANTIATE_TEST_SUITE_P(Backends, NoSystemCallOfProcesses, testing::ValuesIn(cases({1})), [](const auto& tested) {
+  return name(tested.param);
 });
 
 // The watch itself can see.

@@ -15,10 +15,8 @@ constexpr int kTopK = 4;
 
 support::WorldSpec spec_of(const SteadyCase& value) {
   support::WorldSpec spec;
-  spec.params = {.num_experts = 16,
-                 .top_k = kTopK,
-                 .hidden_size = 512,
-                 .max_tokens_per_rank = static_cast<int>(value.max_tokens)};
+  spec.params = {
+      .num_experts = 16, .top_k = kTopK, .hidden_size = 512, .max_tokens_per_rank = static_cast<int>(value.max_tokens)};
   spec.num_ranks = value.num_ranks;
   spec.num_tokens.assign(static_cast<std::size_t>(value.num_ranks), value.max_tokens);
   spec.seed = 3;
@@ -42,16 +40,14 @@ std::string name(const SteadyCase& value) {
 }
 
 bool possible(const SteadyCase& value) {
-  return value.variant != Variant::kReplay ||
-         find_backend(value.backend).contract.handle_use == HandleUse::kReplay;
+  return value.variant != Variant::kReplay || find_backend(value.backend).contract.handle_use == HandleUse::kReplay;
 }
 
 SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
     : case_(steady_case),
       world_(support::make_world(spec_of(steady_case))),
       tensors_(world_, group.rank(), false),
-      communication_(
-          support::communication_for(group, steady_case.backend, world_.spec, options_of(steady_case))),
+      communication_(support::communication_for(group, steady_case.backend, world_.spec, options_of(steady_case))),
       input_(tensors_.input()),
       replay_input_(tensors_.input(false)) {
   const MoeParams& params = world_.spec.params;
@@ -71,9 +67,13 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
   }
 }
 
-bool SteadyRank::play() { return dispatch() && combine(); }
+bool SteadyRank::play() {
+  return dispatch() && combine();
+}
 
-void SteadyRank::destroy() { support::check_ok(communication_.destroy(), "destroy"); }
+void SteadyRank::destroy() {
+  support::check_ok(communication_.destroy(), "destroy");
+}
 
 bool SteadyRank::dispatch() {
   if (case_.variant == Variant::kSplit) {

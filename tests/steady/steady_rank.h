@@ -16,11 +16,11 @@
 namespace tokenyard::steady_tests {
 
 enum class Variant : std::uint8_t {
-  kViews,      // results are views, expert output is the caller's
-  kZeroCopy,   // expert output lies in combine_input()
-  kSplit,      // four halves
-  kReplay,     // high_throughput: every round after the first takes its route from a handle
-  kInto,       // results in the caller's tensors
+  kViews,     // results are views, expert output is the caller's
+  kZeroCopy,  // expert output lies in combine_input()
+  kSplit,     // four halves
+  kReplay,    // high_throughput: every round after the first takes its route from a handle
+  kInto,      // results in the caller's tensors
 };
 
 struct SteadyCase {

@@ -18,12 +18,14 @@
 namespace tokenyard::steady_tests {
 namespace {
 
+constexpr int kFromSeccomp = 1;  // SYS_SECCOMP of linux/signal.h, which glibc's headers exclude
+
 // One watch a process: a signal handler has no argument of its own.
 std::atomic<SystemCallWatch::Record*> watched{nullptr};
 
 void write_down(int /*signal*/, siginfo_t* info, void* /*context*/) {
   SystemCallWatch::Record* record = watched.load();
-  if (record == nullptr || info->si_code != SYS_SECCOMP) std::_Exit(EXIT_FAILURE);
+  if (record == nullptr || info->si_code != kFromSeccomp) std::_Exit(EXIT_FAILURE);
   if (record->num_calls.fetch_add(1) == 0) record->first_call = info->si_syscall;
 }
 
@@ -32,9 +34,9 @@ void check(int result, const char* what) {
 }
 
 // What waiting is made of, and what the end of a process and of the handler needs.
-constexpr std::initializer_list<int> kAllowed{SCMP_SYS(sched_yield),   SCMP_SYS(clock_nanosleep), SCMP_SYS(nanosleep),
-                                              SCMP_SYS(futex),         SCMP_SYS(clock_gettime),   SCMP_SYS(rt_sigreturn),
-                                              SCMP_SYS(restart_syscall), SCMP_SYS(exit_group)};
+constexpr std::initializer_list<int> kAllowed{
+    SCMP_SYS(sched_yield),   SCMP_SYS(clock_nanosleep), SCMP_SYS(nanosleep),       SCMP_SYS(futex),
+    SCMP_SYS(clock_gettime), SCMP_SYS(rt_sigreturn),    SCMP_SYS(restart_syscall), SCMP_SYS(exit_group)};
 
 }  // namespace
 

@@ -2,8 +2,9 @@
 // Every rank gets every rank's rows; combine sums over all ranks (the seed's AgRsAll2AllManager).
 #include <array>
 
-#include "communication/backend.h"
 #include "tokenyard/error.h"
+
+#include "communication/backend.h"
 
 namespace tokenyard::registry {
 namespace {

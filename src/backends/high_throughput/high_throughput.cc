@@ -2,8 +2,9 @@
 // Compact rows ordered by (source rank, token), local ids, cached handles (the seed's DeepEPHTAll2AllManager).
 #include <array>
 
-#include "communication/backend.h"
 #include "tokenyard/error.h"
+
+#include "communication/backend.h"
 
 namespace tokenyard::registry {
 namespace {
@@ -11,8 +12,8 @@ namespace {
 communication::Plan plan(const MoeParams& params, const BackendConfig& config, int num_ranks) {
   const auto& own = std::get<HighThroughputConfig>(config);
   if (own.max_num_sms < 1) {
-    throw Error(ErrorCode::kInvalidArgument, "HighThroughputConfig::max_num_sms is " +
-                                                 std::to_string(own.max_num_sms) + "; it must be at least 1");
+    throw Error(ErrorCode::kInvalidArgument,
+                "HighThroughputConfig::max_num_sms is " + std::to_string(own.max_num_sms) + "; it must be at least 1");
   }
   communication::Plan plan;
   plan.spec = {.placement = protocol::Placement::kCompact, .ids = protocol::IdView::kLocal, .weights_back = true};

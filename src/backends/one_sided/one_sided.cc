@@ -2,8 +2,9 @@
 // Rank-major rows for a list of payloads, at addresses that never move (the seed's FlashInferNVLinkOneSidedManager).
 #include <array>
 
-#include "communication/backend.h"
 #include "tokenyard/error.h"
+
+#include "communication/backend.h"
 
 namespace tokenyard::registry {
 namespace {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nothing to manage: the MoE backend does its own dispatch and combine (the seed's PassThroughAll2AllManager).
-#include "communication/backend.h"
 #include "tokenyard/error.h"
+
+#include "communication/backend.h"
 
 namespace tokenyard::registry {
 namespace {
@@ -13,7 +14,9 @@ communication::Plan plan(const MoeParams& /*params*/, const BackendConfig& /*con
   throw Error(ErrorCode::kUnsupported, "`passthrough`: " + std::string(kReason));
 }
 
-communication::Fields fields(const BackendConfig& /*config*/) { return {}; }
+communication::Fields fields(const BackendConfig& /*config*/) {
+  return {};
+}
 
 }  // namespace
 

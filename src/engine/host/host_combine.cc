@@ -16,7 +16,9 @@ namespace tokenyard::engine::host {
 
 namespace {
 
-std::int64_t hidden_of(const TensorView& rows) { return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)]; }
+std::int64_t hidden_of(const TensorView& rows) {
+  return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
+}
 
 }  // namespace
 
@@ -32,7 +34,7 @@ Status HostEngine::acquire_combine_section() {
 Status HostEngine::wait_combine_section() {
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int peer = visited(i);
-    const Status status = wait_released(kCombinePhase, peer, owed_epoch_[static_cast<std::size_t>(peer)]);
+    const Status status = wait_rows_released(kCombinePhase, peer, owed_epoch_[static_cast<std::size_t>(peer)]);
     if (!status.ok()) return status;
   }
   return {};
@@ -67,7 +69,8 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
   if (final_places()) {
     const std::int64_t rows = std::clamp<std::int64_t>(round.row_limit - base, 0, round.rows_received[at]);
     team_.run(rows, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
-      for (std::int64_t row = base + begin; row < base + end; ++row) stage_row(request, row, row);
+      for (std::int64_t row = base + begin; row < base + end; ++row)
+        stage_row(request, row, row);
       flush_streams();
     });
     return;
@@ -122,7 +125,7 @@ Status HostEngine::combine_receive(const CombineTarget& target, const Round& rou
     const protocol::HeaderLine& header = own().header(kCombinePhase, round.combine_epoch, owner);
     row_limits_[at] = header.row_limit;
     if (status.ok() && header.agreed != hidden_of(target.output)) {
-      release_owners(round);
+      release_owners(round, round.combine_epoch);
       throw Error(ErrorCode::kMismatch,
                   "rank " + std::to_string(owner) + " combines rows of " + std::to_string(header.agreed) +
                       " elements and rank " + std::to_string(setup_.rank) + " of " +
@@ -143,14 +146,16 @@ Status HostEngine::combine_receive(const CombineTarget& target, const Round& rou
     });
     status.missing_rows = std::reduce(missing_rows_.begin(), missing_rows_.end());
   }
-  release_owners(round);
+  release_owners(round, round.combine_epoch);
   return status;
 }
 
-void HostEngine::release_owners(const Round& round) {
+// Tells the ranks that owe this rank rows in combine `epoch` that it needs them no more.
+void HostEngine::release_owners(const Round& round, std::uint32_t epoch) {
   for (int owner = 0; owner < setup_.num_ranks; ++owner) {
     if (round.rows_sent[static_cast<std::size_t>(owner)] == 0) continue;
-    publish_released(kCombinePhase, owner, round.combine_epoch);
+    store_release(window(owner).released(kCombinePhase, setup_.rank), protocol::encode_progress(epoch, epoch),
+                  ReleaseSite::kCombineReleased);
   }
 }
 

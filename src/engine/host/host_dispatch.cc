@@ -31,9 +31,12 @@ Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   round.epoch = epoch;
   if (request.replay == nullptr) round.route_epoch = epoch;
   begin(Phase::kDispatch, epoch);
-  const std::uint32_t depth = request.stats.empty() ? protocol::kHeaderSlots : 1;
+  open_epochs_.push_back(epoch);
   for (int i = 0; i < setup_.num_ranks; ++i) {
-    const Status status = wait_released(kDispatchPhase, visited(i), epoch - depth);
+    const int peer = visited(i);
+    Status status = wait_headers_read(peer, epoch - protocol::kHeaderSlots);
+    const bool stores = round.rows_sent[static_cast<std::size_t>(peer)] > 0 || !request.stats.empty();
+    if (status.ok() && stores && !final_places()) status = wait_space(peer, epoch);
     if (!status.ok()) return status;
   }
   send_stats(request);
@@ -42,15 +45,20 @@ Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
     const Status status = receive_headers(request, round);
     if (!status.ok()) return status;
     place_rows(round);
-  }
-  for (int i = 0; i < setup_.num_ranks; ++i) {
-    const int peer = visited(i);
-    if (round.rows_sent[static_cast<std::size_t>(peer)] == 0) continue;
-    const Status status = wait_released(kDispatchPhase, peer, epoch - static_cast<std::uint32_t>(setup_.spec.depth));
-    if (!status.ok()) return status;
+    for (int i = 0; i < setup_.num_ranks; ++i) {
+      const int peer = visited(i);
+      if (round.rows_sent[static_cast<std::size_t>(peer)] == 0) continue;
+      if (const Status full = wait_space(peer, epoch); !full.ok()) return full;
+    }
+    headers_read_ = epoch;  // and the counts, which place_rows was the last to read
   }
   send_rows(request, round);
   return {};
+}
+
+// Rows of operation n may be stored where those of n - depth were.
+Status HostEngine::wait_space(int peer, std::uint32_t epoch) {
+  return wait_rows_released(kDispatchPhase, peer, epoch - static_cast<std::uint32_t>(setup_.spec.depth));
 }
 
 void HostEngine::send_stats(const DispatchRequest& request) {
@@ -81,10 +89,9 @@ void HostEngine::announce_counts(const DispatchRequest& request, const Round& ro
   }
 }
 
-void HostEngine::check_agreement(const DispatchRequest& request, const protocol::HeaderLine& header,
-                                 int source) const {
+void HostEngine::check_agreement(const DispatchRequest& request, const protocol::HeaderLine& header, int source) const {
   const std::string prefix = "rank " + std::to_string(source) + " and rank " + std::to_string(setup_.rank);
-  if (header.agreed != request.agreed && header.agreed != 0 && request.agreed != 0) {
+  if (header.agreed != request.agreed && header.agreed != kNotGiven && request.agreed != kNotGiven) {
     throw Error(ErrorCode::kMismatch,
                 prefix + " passed different " + request.agreed_name + ": " + std::to_string(header.agreed) + " and " +
                     std::to_string(request.agreed),
@@ -116,6 +123,7 @@ Status HostEngine::receive_headers(const DispatchRequest& request, Round& round)
     round.rows_received[at] = static_cast<std::int32_t>(protocol::stamp_rows(header.stamp));
     if (!final_places()) round.masks[at * static_cast<std::size_t>(setup_.layout.max_chunks())] = header.mask;
   }
+  if (!final_places()) headers_read_ = round.epoch;
   return {};
 }
 
@@ -133,7 +141,8 @@ void HostEngine::place_rows(Round& round) {
   std::ranges::fill(next, 0);
   for (int source = 0; source < setup_.rank; ++source) {
     const std::int32_t* counts = own().counts(round.epoch, source);
-    for (std::size_t to = 0; to < ranks; ++to) next[to] += counts[to];
+    for (std::size_t to = 0; to < ranks; ++to)
+      next[to] += counts[to];
   }
   const auto copies = static_cast<std::size_t>(round.first_destination[static_cast<std::size_t>(round.num_tokens)]);
   for (std::size_t i = 0; i < copies; ++i) {
@@ -157,11 +166,14 @@ void HostEngine::send_rows(const DispatchRequest& request, const Round& round) {
       std::max(protocol::num_chunks(round.num_tokens, setup_.layout.shape().tokens_per_chunk), least);
   team_.run(chunks, [&](std::int64_t begin, std::int64_t end, int thread) {
     std::uint64_t* masks = chunk_masks_.data() + static_cast<std::size_t>(thread) * ranks;
-    for (std::int64_t chunk = begin; chunk < end; ++chunk) send_chunk(request, round, chunk, masks);
+    for (std::int64_t chunk = begin; chunk < end; ++chunk)
+      send_chunk(request, round, chunk, masks);
   });
 }
 
-void HostEngine::send_chunk(const DispatchRequest& request, const Round& round, std::int64_t chunk,
+void HostEngine::send_chunk(const DispatchRequest& request,
+                            const Round& round,
+                            std::int64_t chunk,
                             std::uint64_t* masks) {
   std::fill_n(masks, setup_.num_ranks, 0);
   const std::int64_t first = chunk * setup_.layout.shape().tokens_per_chunk;
@@ -210,7 +222,8 @@ Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round
     if (!status.ok()) return status;
     round.num_rows = 0;
     for (std::size_t source = 0; source < round.rows_received.size(); ++source) {
-      round.row_base[source] = static_cast<std::int32_t>(static_cast<std::int64_t>(source) * setup_.layout.shape().max_tokens);
+      round.row_base[source] =
+          static_cast<std::int32_t>(static_cast<std::int64_t>(source) * setup_.layout.shape().max_tokens);
       round.num_rows += round.rows_received[source];
     }
   }
@@ -225,8 +238,7 @@ Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round
 
 Status HostEngine::receive_chunks(int source, std::int64_t first_chunk, Round& round) {
   const auto at = static_cast<std::size_t>(source);
-  const std::int64_t chunks =
-      protocol::num_chunks(round.tokens_of[at], setup_.layout.shape().tokens_per_chunk);
+  const std::int64_t chunks = protocol::num_chunks(round.tokens_of[at], setup_.layout.shape().tokens_per_chunk);
   for (std::int64_t chunk = first_chunk; chunk < chunks; ++chunk) {
     protocol::ChunkLine& line = own().chunk(source, chunk);
     const Status status = watch_.wait(

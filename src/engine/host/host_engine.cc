@@ -15,10 +15,10 @@ std::vector<WindowView> view_windows(const Setup& setup, const fabric::Window& w
   for (int rank = 0; rank < setup.num_ranks; ++rank) {
     std::byte* base = window.peer(rank);
     if (base == nullptr) {
-      throw Error(ErrorCode::kUnsupported,
-                  "the host engine needs load/store reach to every rank's window, and has none to rank " +
-                      std::to_string(rank),
-                  setup.rank, rank);
+      throw Error(
+          ErrorCode::kUnsupported,
+          "the host engine needs load/store reach to every rank's window, and has none to rank " + std::to_string(rank),
+          setup.rank, rank);
     }
     views.emplace_back(base, setup.layout);
   }
@@ -37,10 +37,12 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
       watch_(setup_, windows_),
       team_(setup.num_threads),
       dispatch_epoch_(setup.initial_epoch),
-      combine_epoch_(setup.initial_epoch) {
+      combine_epoch_(setup.initial_epoch),
+      headers_read_(setup.initial_epoch) {
   const auto ranks = static_cast<std::size_t>(setup.num_ranks);
   const auto threads = static_cast<std::size_t>(setup.num_threads);
   lanes_.reserve(protocol::kMaxPlanes);
+  open_epochs_.reserve(static_cast<std::size_t>(setup.spec.depth) + 1);
   owed_epoch_.assign(ranks, setup.initial_epoch);
   row_limits_.resize(ranks);
   chunk_masks_.resize(ranks * threads);
@@ -52,16 +54,18 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
 void HostEngine::reset(std::uint32_t epoch) {
   std::memset(own().control(), 0, static_cast<std::size_t>(own().control_bytes()));
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
-    own().released(kDispatchPhase, peer) = epoch;
-    own().released(kCombinePhase, peer) = epoch;
+    own().released(kDispatchPhase, peer) = protocol::encode_progress(epoch, epoch);
+    own().released(kCombinePhase, peer) = protocol::encode_progress(epoch, epoch);
   }
+  open_epochs_.clear();
+  headers_read_ = epoch;
   owed_epoch_.assign(owed_epoch_.size(), epoch);
   dispatch_epoch_ = combine_epoch_ = epoch;
   watch_.clear();
 }
 
 std::uint32_t HostEngine::latest_epoch() const {
-  return protocol::released_at_least(dispatch_epoch_, combine_epoch_) ? dispatch_epoch_ : combine_epoch_;
+  return protocol::reached(dispatch_epoch_, combine_epoch_) ? dispatch_epoch_ : combine_epoch_;
 }
 
 PeerStatistics HostEngine::statistics() const {
@@ -73,10 +77,18 @@ void HostEngine::begin(Phase phase, std::uint32_t epoch) {
   watch_.begin(phase, epoch, first ? setup_.first_round_deadline : setup_.deadline);
 }
 
-Status HostEngine::wait_released(int phase, int peer, std::uint32_t epoch) {
+Status HostEngine::wait_rows_released(int phase, int peer, std::uint32_t epoch) {
   std::uint64_t& word = own().released(phase, peer);
   return watch_.wait(
-      peer, [&] { return protocol::released_at_least(load_acquire(word), epoch); }, [] { return Status{}; });
+      peer, [&] { return protocol::reached(protocol::rows_released(load_acquire(word)), epoch); },
+      [] { return Status{}; });
+}
+
+Status HostEngine::wait_headers_read(int peer, std::uint32_t epoch) {
+  std::uint64_t& word = own().released(kDispatchPhase, peer);
+  return watch_.wait(
+      peer, [&] { return protocol::reached(protocol::headers_read(load_acquire(word)), epoch); },
+      [] { return Status{}; });
 }
 
 Status HostEngine::wait_header(int phase, int source, std::uint32_t epoch) {
@@ -99,17 +111,22 @@ Status HostEngine::find_abort(int phase, std::uint32_t epoch) const {
   return {};
 }
 
-void HostEngine::publish_released(int phase, int peer, std::uint32_t epoch) {
-  const ReleaseSite site = phase == kDispatchPhase ? ReleaseSite::kReleased : ReleaseSite::kCombineReleased;
-  store_release(window(peer).released(phase, setup_.rank), epoch, site);
+void HostEngine::publish_progress(std::uint32_t done) {
+  std::erase(open_epochs_, done);
+  const std::uint32_t released = open_epochs_.empty() ? headers_read_ : open_epochs_.front() - 1;
+  const std::uint64_t progress = protocol::encode_progress(released, headers_read_);
+  for (int peer = 0; peer < setup_.num_ranks; ++peer) {
+    store_release(window(peer).released(kDispatchPhase, setup_.rank), progress, ReleaseSite::kReleased);
+  }
 }
 
 void HostEngine::release(const Round& round) {
-  for (int peer = 0; peer < setup_.num_ranks; ++peer) publish_released(kDispatchPhase, peer, round.epoch);
+  publish_progress(round.epoch);
 }
 
 Status HostEngine::give_up_dispatch(const Status& status) {
-  for (int peer = 0; peer < setup_.num_ranks; ++peer) publish_released(kDispatchPhase, peer, dispatch_epoch_);
+  headers_read_ = dispatch_epoch_;
+  publish_progress(dispatch_epoch_);
   return status;
 }
 
@@ -118,12 +135,12 @@ void HostEngine::abort_dispatch() {
   begin(Phase::kDispatch, epoch);
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
     // A rank that cannot be told within the deadline is at fault itself; the fault is sticky and speaks for this call.
-    if (!wait_released(kDispatchPhase, peer, epoch - protocol::kHeaderSlots).ok()) return;
+    if (!wait_headers_read(peer, epoch - protocol::kHeaderSlots).ok()) return;
     protocol::HeaderLine& header = window(peer).header(kDispatchPhase, epoch, setup_.rank);
     header.status = protocol::HeaderStatus::kAborted;
     store_release(header.stamp, protocol::encode_stamp(epoch, 0), ReleaseSite::kHeader);
-    publish_released(kDispatchPhase, peer, epoch);
   }
+  (void)give_up_dispatch({});
 }
 
 void HostEngine::abort_combine(const Round& round) {
@@ -137,8 +154,8 @@ void HostEngine::abort_combine(const Round& round) {
       store_release(header.stamp, protocol::encode_stamp(epoch, 0), ReleaseSite::kCombineHeader);
       owed_epoch_[static_cast<std::size_t>(peer)] = epoch;
     }
-    if (round.rows_sent[static_cast<std::size_t>(peer)] > 0) publish_released(kCombinePhase, peer, epoch);
   }
+  release_owners(round, epoch);
 }
 
 }  // namespace tokenyard::engine::host

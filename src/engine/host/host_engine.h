@@ -26,7 +26,9 @@ class HostEngine final : public Engine {
   void abort_dispatch() override;
   void abort_combine(const Round& round) override;
   Status acquire_combine_section() override;
+
   [[nodiscard]] Status fault() const override { return watch_.fault(); }
+
   void reset(std::uint32_t epoch) override;
   [[nodiscard]] std::uint32_t latest_epoch() const override;
   [[nodiscard]] PeerStatistics statistics() const override;
@@ -42,17 +44,23 @@ class HostEngine final : public Engine {
   };
 
   [[nodiscard]] bool final_places() const { return protocol::counts_first(setup_.spec.placement); }
+
   [[nodiscard]] const WindowView& own() const { return windows_[static_cast<std::size_t>(setup_.rank)]; }
+
   [[nodiscard]] const WindowView& window(int rank) const { return windows_[static_cast<std::size_t>(rank)]; }
+
   // Ranks in the order this rank visits them: the next one first, itself last, so that not all crowd one rank.
   [[nodiscard]] int visited(int index) const { return (setup_.rank + 1 + index) % setup_.num_ranks; }
+
   void begin(Phase phase, std::uint32_t epoch);
 
   // Waits, each with the acquire that its name says (word.h).
-  Status wait_released(int phase, int peer, std::uint32_t epoch);
+  Status wait_rows_released(int phase, int peer, std::uint32_t epoch);
+  Status wait_headers_read(int peer, std::uint32_t epoch);
   Status wait_header(int phase, int source, std::uint32_t epoch);
   Status find_abort(int phase, std::uint32_t epoch) const;
-  void publish_released(int phase, int peer, std::uint32_t epoch);
+  // Tells the sources which dispatches this rank needs no more; `done` is one of them.
+  void publish_progress(std::uint32_t done);
 
   // Dispatch (host_dispatch.cc).
   void fill_header(const DispatchRequest& request, const Round& round, int to, std::uint64_t mask);
@@ -60,6 +68,7 @@ class HostEngine final : public Engine {
   Status receive_headers(const DispatchRequest& request, Round& round);
   void check_agreement(const DispatchRequest& request, const protocol::HeaderLine& header, int source) const;
   void place_rows(Round& round);
+  Status wait_space(int peer, std::uint32_t epoch);
   void send_stats(const DispatchRequest& request);
   void send_rows(const DispatchRequest& request, const Round& round);
   void send_chunk(const DispatchRequest& request, const Round& round, std::int64_t chunk, std::uint64_t* masks);
@@ -74,7 +83,7 @@ class HostEngine final : public Engine {
   std::int64_t sum_token(const CombineTarget& target, const Round& round, std::int64_t token, int thread);
   void gather_weights(const CombineTarget& target, const Round& round, std::int64_t token);
   Status wait_combine_section();
-  void release_owners(const Round& round);
+  void release_owners(const Round& round, std::uint32_t epoch);
   [[nodiscard]] Dtype wire_dtype() const;
 
   Setup setup_;
@@ -85,13 +94,15 @@ class HostEngine final : public Engine {
   std::uint32_t combine_epoch_;
   std::int64_t num_dispatches_ = 0;
   std::int64_t num_combines_ = 0;
-  std::vector<Lane> lanes_;  // of the dispatch being sent
+  std::uint32_t headers_read_;              // last dispatch of which this rank needs no header any more
+  std::vector<std::uint32_t> open_epochs_;  // dispatches whose rows this rank may still read, oldest first
+  std::vector<Lane> lanes_;                 // of the dispatch being sent
   // Combine epoch in which this rank last owed rows to each origin; that origin will release it.
   std::vector<std::uint32_t> owed_epoch_;
-  std::vector<std::int64_t> row_limits_;      // [num_ranks]: rows that each rank kept, in the combine being received
-  std::vector<std::uint64_t> chunk_masks_;    // [num_threads, num_ranks]
-  std::vector<std::int64_t> missing_rows_;    // [num_threads]
-  std::vector<const std::byte*> sum_rows_;    // [num_threads, num_ranks]: rows of the token being summed
+  std::vector<std::int64_t> row_limits_;    // [num_ranks]: rows that each rank kept, in the combine being received
+  std::vector<std::uint64_t> chunk_masks_;  // [num_threads, num_ranks]
+  std::vector<std::int64_t> missing_rows_;  // [num_threads]
+  std::vector<const std::byte*> sum_rows_;  // [num_threads, num_ranks]: rows of the token being summed
 };
 
 std::unique_ptr<Engine> make_host_engine(const Setup& setup, fabric::Window& window);

@@ -12,10 +12,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "tokenyard/error.h"
+
 #include "engine/engine.h"
 #include "engine/host/window_view.h"
 #include "protocol/life.h"
-#include "tokenyard/error.h"
 
 namespace tokenyard::engine::host {
 
@@ -38,8 +39,10 @@ class PeerWatch {
   }
 
   [[nodiscard]] const Status& fault() const { return fault_; }
+
   // Forgets the fault, and that this rank's peers ever said anything.
   void clear();
+
   [[nodiscard]] const std::vector<std::chrono::nanoseconds>& waited() const { return waited_; }
 
   [[nodiscard]] Status make_status(StatusCode code, int peer) const;

@@ -27,8 +27,8 @@ class IdReader {
 };
 
 [[noreturn]] void refuse_id(const MoeParams& params, std::int64_t token, int slot, std::int64_t id) {
-  throw Error(ErrorCode::kInvalidArgument, "topk_ids[" + std::to_string(token) + ", " + std::to_string(slot) +
-                                               "] is " + std::to_string(id) + "; it must be in [0, " +
+  throw Error(ErrorCode::kInvalidArgument, "topk_ids[" + std::to_string(token) + ", " + std::to_string(slot) + "] is " +
+                                               std::to_string(id) + "; it must be in [0, " +
                                                std::to_string(params.num_experts) + "), -1 or the invalid id " +
                                                std::to_string(params.invalid_expert_id));
 }
@@ -47,16 +47,20 @@ int read_ids(const MoeParams& params, const IdReader& reader, std::int64_t token
 }
 
 // The distinct owners of a token's experts, ascending.
-int owners_of(const MoeParams& params, int num_ranks, std::span<const std::int32_t> wire,
+int owners_of(const MoeParams& params,
+              int num_ranks,
+              std::span<const std::int32_t> wire,
               std::array<std::int32_t, kMaxTopK>& owners) {
   int count = 0;
   for (const std::int32_t id : wire) {
     if (id < 0) continue;
     const std::int32_t owner = protocol::owner_of(params.num_experts, num_ranks, id);
     int place = count;
-    while (place > 0 && owners[static_cast<std::size_t>(place - 1)] > owner) --place;
+    while (place > 0 && owners[static_cast<std::size_t>(place - 1)] > owner)
+      --place;
     if (place > 0 && owners[static_cast<std::size_t>(place - 1)] == owner) continue;
-    for (int i = count; i > place; --i) owners[static_cast<std::size_t>(i)] = owners[static_cast<std::size_t>(i - 1)];
+    for (int i = count; i > place; --i)
+      owners[static_cast<std::size_t>(i)] = owners[static_cast<std::size_t>(i - 1)];
     owners[static_cast<std::size_t>(place)] = owner;
     ++count;
   }
@@ -77,7 +81,8 @@ void plan_every_rank(int num_ranks, Round& round) {
   std::int32_t next = 0;
   for (std::int64_t token = 0; token < round.num_tokens; ++token) {
     round.first_destination[static_cast<std::size_t>(token)] = next;
-    for (int rank = 0; rank < num_ranks; ++rank) round.destinations[static_cast<std::size_t>(next++)] = {rank, 0};
+    for (int rank = 0; rank < num_ranks; ++rank)
+      round.destinations[static_cast<std::size_t>(next++)] = {rank, 0};
   }
   round.first_destination[static_cast<std::size_t>(round.num_tokens)] = next;
   std::ranges::fill(round.rows_sent, static_cast<std::int32_t>(round.num_tokens));

@@ -17,24 +17,34 @@ class WindowView {
   WindowView(std::byte* base, const protocol::WindowLayout& layout) : base_(base), layout_(&layout) {}
 
   [[nodiscard]] std::uint64_t& life(int peer) const { return at<std::uint64_t>(layout_->life(peer)); }
+
   [[nodiscard]] std::uint64_t& released(int phase, int peer) const {
     return at<std::uint64_t>(layout_->released(phase, peer));
   }
+
   [[nodiscard]] protocol::HeaderLine& header(int phase, std::uint32_t epoch, int source) const {
     return at<protocol::HeaderLine>(layout_->header(phase, protocol::header_slot(epoch), source));
   }
+
   [[nodiscard]] std::int32_t* counts(std::uint32_t epoch, int source) const {
     return &at<std::int32_t>(layout_->counts(protocol::header_slot(epoch), source));
   }
+
   [[nodiscard]] protocol::ChunkLine& chunk(int source, std::int64_t index) const {
     return at<protocol::ChunkLine>(layout_->chunk(source, index));
   }
+
   [[nodiscard]] std::int32_t* stats(int source) const { return &at<std::int32_t>(layout_->stats(source)); }
+
   [[nodiscard]] std::byte* payload(int source) const { return base_ + layout_->payload(source); }
+
   [[nodiscard]] std::byte* combine_row(std::int64_t row) const { return base_ + layout_->combine_row(row); }
+
   [[nodiscard]] std::byte* weights_row(std::int64_t row) const { return base_ + layout_->weights_row(row); }
+
   // Everything in front of the rows: the words and lines of the protocol.
   [[nodiscard]] std::byte* control() const { return base_; }
+
   [[nodiscard]] std::int64_t control_bytes() const { return layout_->payload(0); }
 
  private:

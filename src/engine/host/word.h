@@ -31,14 +31,15 @@ inline void step() {
 }
 
 inline std::memory_order release_order(ReleaseSite site) {
-  return TestHooks::weakened_site.load(std::memory_order_relaxed) == static_cast<int>(site)
-             ? std::memory_order_relaxed
-             : std::memory_order_release;
+  return TestHooks::weakened_site.load(std::memory_order_relaxed) == static_cast<int>(site) ? std::memory_order_relaxed
+                                                                                            : std::memory_order_release;
 }
 #else
 inline void step() {}
 
-constexpr std::memory_order release_order(ReleaseSite /*site*/) { return std::memory_order_release; }
+constexpr std::memory_order release_order(ReleaseSite /*site*/) {
+  return std::memory_order_release;
+}
 #endif
 
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free, "stamps cross process boundaries");

@@ -6,10 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "tokenyard/error.h"
+
 #include "fabric/host/descriptor_exchange.h"
 #include "system/process.h"
 #include "system/segment.h"
-#include "tokenyard/error.h"
 
 namespace tokenyard::fabric::host {
 namespace {
@@ -53,7 +54,9 @@ class HostWindow final : public Window {
   }
 
   [[nodiscard]] std::byte* own() const override { return own_->data(); }
+
   [[nodiscard]] std::byte* peer(int rank) const override { return segments_[static_cast<std::size_t>(rank)]->data(); }
+
   [[nodiscard]] std::int64_t bytes() const override { return own_->bytes(); }
 
  private:
@@ -80,7 +83,9 @@ class HostWindow final : public Window {
 
 }  // namespace
 
-std::unique_ptr<Window> allocate_host_window(std::int64_t bytes) { return std::make_unique<HostWindow>(bytes); }
+std::unique_ptr<Window> allocate_host_window(std::int64_t bytes) {
+  return std::make_unique<HostWindow>(bytes);
+}
 
 Support probe_host_fabric() {
   try {
