@@ -39,8 +39,8 @@ communication::Plan plan_of(const MoeParams& params, const BackendConfig& config
 }  // namespace
 
 std::span<const BackendInfo> backends() {
-  static const std::vector<BackendInfo> kInfos = collect();
-  return kInfos;
+  static const std::vector<BackendInfo> infos = collect();
+  return infos;
 }
 
 const BackendInfo& find_backend(std::string_view wanted) {

@@ -21,9 +21,9 @@ TOKENYARD_BACKENDS(TOKENYARD_DECLARE)
 
 std::span<const communication::Backend* const> all() {
 #define TOKENYARD_ADDRESS(name) &name(),
-  static const std::array kRegistry{TOKENYARD_BACKENDS(TOKENYARD_ADDRESS)};
+  static const std::array entries{TOKENYARD_BACKENDS(TOKENYARD_ADDRESS)};
 #undef TOKENYARD_ADDRESS
-  return kRegistry;
+  return entries;
 }
 
 const communication::Backend& backend_of(const BackendConfig& config) {

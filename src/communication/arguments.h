@@ -41,7 +41,7 @@ void check_output(const Limits& limits, const TensorView& output, const Route& r
 void check_bias_dtypes(const engine::CombineTarget& target);
 
 // A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
-// unless empty.
+// unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate nothing.
 void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows);
 
 }  // namespace tokenyard::communication

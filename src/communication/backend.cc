@@ -26,8 +26,8 @@ protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement pl
                        protocol::align_up(scale_bytes_per_token(params), protocol::kRowAlignment) +
                        2 * protocol::kRowAlignment +
                        protocol::align_up(params.top_k * id_bytes, protocol::kRowAlignment) +
-                       protocol::align_up(params.top_k * 4, protocol::kRowAlignment);
-  shape.combine_row_bytes = params.hidden_size * size_of(params.dtype);
+                       protocol::align_up(std::int64_t{params.top_k} * 4, protocol::kRowAlignment);
+  shape.combine_row_bytes = std::int64_t{params.hidden_size} * size_of(params.dtype);
   return shape;
 }
 

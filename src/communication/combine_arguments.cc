@@ -21,16 +21,15 @@ bool rank_major(const Limits& limits) {
 }
 
 void check_hidden(const Limits& limits, const TensorView& rows, std::string_view what) {
-  const std::string label(what);
   if (!is_float(rows.dtype)) {
-    refuse(label + " is " + rows.describe() + "; its dtype must be bf16, f16 or f32");
+    refuse(std::string(what) + " is " + rows.describe() + "; its dtype must be bf16, f16 or f32");
   }
   const std::int64_t hidden = rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
   const bool narrower = limits.backend->info.contract.grows && hidden > 0 && hidden < limits.params.hidden_size;
-  if (hidden != limits.params.hidden_size && !narrower) {
-    refuse(label + " is " + rows.describe() + "; rows of hidden_size " + std::to_string(limits.params.hidden_size) +
-           (limits.backend->info.contract.grows ? " or less" : "") + " are expected");
-  }
+  if (hidden == limits.params.hidden_size || narrower) return;
+  refuse(std::string(what) + " is " + rows.describe() + "; rows of hidden_size " +
+         std::to_string(limits.params.hidden_size) + (limits.backend->info.contract.grows ? " or less" : "") +
+         " are expected");
 }
 
 // [num_ranks, tokens_per_rank, hidden] with any strides that keep rows apart and contiguous inside.
@@ -55,19 +54,18 @@ void check_expert_output(const Limits& limits, const TensorView& rows, const Rou
     std::int64_t right = std::min(route.round.num_rows, route.round.row_limit);
     if (rank_major(limits)) right = limits.num_ranks * route.round.tokens_per_rank;
     // With num_worst_tokens the tail may be handed back as well.
-    const bool with_tail = !rank_major(limits) && rows.shape[0] == route.request.row_limit;
-    check_rows(rows, "expert_output", with_tail ? rows.shape[0] : right);
+    check_rows(rows, "expert_output", rows.shape[0] == route.rows_shown ? route.rows_shown : right);
   }
   check_hidden(limits, rows, "expert_output");
 }
 
 void check_weights(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
-  const std::string label(what);
   if (!limits.backend->info.contract.returns_weights) {
-    refuse("`" + std::string(limits.backend->info.name) + "` brings no weights back; leave " + label + " out");
+    refuse("`" + std::string(limits.backend->info.name) + "` brings no weights back; leave " + std::string(what) +
+           " out");
   }
   if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
-    refuse(label + " is " + weights.describe() +
+    refuse(std::string(what) + " is " + weights.describe() +
            "; it must be f32[rows, top_k = " + std::to_string(limits.params.top_k) + "]");
   }
   check_rows(weights, what, num_rows);
@@ -98,13 +96,12 @@ engine::CombineTarget prepare_target(const Limits& limits,
   for (std::size_t i = 0; i < input.bias.size(); ++i) {
     const TensorView& bias = input.bias[i];
     if (!bias.defined()) continue;
-    const std::string label = "bias[" + std::to_string(i) + "]";
     if (!limits.backend->info.contract.takes_bias) {
-      refuse("`" + std::string(limits.backend->info.name) + "` takes no bias; leave " + label + " out");
+      refuse("`" + std::string(limits.backend->info.name) + "` takes no bias; leave it out");
     }
-    if (bias.num_dims != 2) refuse(label + " is " + bias.describe() + "; it must be [num_tokens, hidden]");
-    check_rows(bias, label, route.round.num_tokens);
-    check_hidden(limits, bias, label);
+    if (bias.num_dims != 2) refuse("bias is " + bias.describe() + "; it must be [num_tokens, hidden]");
+    check_rows(bias, "bias", route.round.num_tokens);
+    check_hidden(limits, bias, "bias");
     target.bias[i] = bias;
   }
   if (options.topk_weights_output.defined()) {

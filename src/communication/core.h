@@ -69,7 +69,7 @@ class Core {
   [[nodiscard]] Growth* growth();
 
  private:
-  Core(const Group& group,
+  Core(Group group,
        const Backend& backend,
        const MoeParams& params,
        const BackendConfig& config,
@@ -91,6 +91,7 @@ class Core {
   // Runs the checks of an operation; when they throw, tells the peers first.
   template <class Checks, class Announce>
   void announcing_misuse(Checks&& checks, Announce&& announce) const;
+  [[nodiscard]] Route* oldest_uncombined() const;
   void abort_combine(const Handle& handle);
   void prepare(const DispatchInput& input, const DispatchOptions& options, Route& route);
   engine::CombineRequest prepare_combine_half(const Handle& handle,

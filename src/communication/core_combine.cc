@@ -16,19 +16,22 @@ bool Core::holds_combine_section(const Route& route) const {
   return combine_section_of_ == nullptr || combine_section_of_ == &route;
 }
 
-// The peers that wait in this combine wait for the oldest round that is open here.
-void Core::abort_combine(const Handle& handle) {
-  const Route* given = handle.route_ != nullptr && handle.pool_ == pool_ ? handle.route_ : nullptr;
-  Route* aborted = nullptr;
+Route* Core::oldest_uncombined() const {
+  Route* oldest = nullptr;
   for (const auto& route : pool_->routes) {
-    if (route->state != RouteState::kReceived) continue;
-    if (route.get() == given) {
-      aborted = route.get();
-      break;
-    }
-    const bool older = aborted != nullptr && static_cast<std::int32_t>(route->round.epoch - aborted->round.epoch) < 0;
-    if (aborted == nullptr || older) aborted = route.get();
+    if (route->state != RouteState::kReceived || route->combined) continue;
+    if (oldest == nullptr || protocol::reached(oldest->round.epoch, route->round.epoch)) oldest = route.get();
   }
+  return oldest;
+}
+
+// Peers that wait in this combine wait for the round whose handle was given, or else, when a wrong handle was, for the
+// oldest round that has yet to combine. A handle whose round was already given up has told them before.
+void Core::abort_combine(const Handle& handle) {
+  Route* given = handle.route_ != nullptr && handle.pool_ == pool_ ? handle.route_ : nullptr;
+  if (given != nullptr && given->state == RouteState::kAborted) return;
+  const bool right = given != nullptr && given->state == RouteState::kReceived;
+  Route* aborted = right ? given : oldest_uncombined();
   if (aborted == nullptr) return;  // nobody can be waiting for a combine of this rank
   engine_->abort_combine(aborted->round);
   end_round(*aborted, RouteState::kAborted);
@@ -110,6 +113,7 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
     end_round(route, RouteState::kAborted);
   } else {
     route.state = info().contract.handle_use == HandleUse::kReplay ? RouteState::kReceived : RouteState::kUsed;
+    route.combined = true;
   }
   return status;
 }

@@ -50,6 +50,7 @@ Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& op
   route.request.topk_ids = {};
   if (!status.ok()) return status;
   route.state = RouteState::kSent;
+  route.combined = false;
   route.views_open = true;
   result.handle = std::move(handle);
   return {};

@@ -66,15 +66,15 @@ Status status_of(const Error& error, int rank, Phase phase) {
 
 }  // namespace
 
-Core::Core(const Group& group,
+Core::Core(Group group,
            const Backend& backend,
            const MoeParams& params,
            const BackendConfig& config,
            const CommunicationOptions& options)
-    : group_(group),
+    : group_(std::move(group)),
       config_(config),
       options_(options),
-      limits_{.backend = &backend, .params = params, .rank = group.rank(), .num_ranks = group.num_ranks()} {
+      limits_{.backend = &backend, .params = params, .rank = group_.rank(), .num_ranks = group_.num_ranks()} {
   if (const auto* throughput = std::get_if<HighThroughputConfig>(&config))
     sm_budget_ = SmBudget(throughput->max_num_sms);
 }

@@ -10,8 +10,6 @@
 namespace tokenyard::communication {
 namespace {
 
-using protocol::PlaneIndex;
-
 [[noreturn]] void refuse(ErrorCode code, const std::string& message) {
   throw Error(code, message);
 }
@@ -236,27 +234,26 @@ void plan_payload_planes(const Limits& limits, Route& route) {
 }  // namespace
 
 void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows) {
-  const std::string label(what);
-  if (tensor.device.kind != DeviceKind::kCpu) refuse(label + " is not in host memory; this is a host communication");
-  if (tensor.num_rows() != num_rows) {
-    refuse(label + " is " + tensor.describe() + "; it must have " + std::to_string(num_rows) + " rows");
-  }
+  const auto refuse_tensor = [&](const std::string& reason) {
+    refuse(std::string(what) + " is " + tensor.describe() + "; " + reason);
+  };
+  if (tensor.device.kind != DeviceKind::kCpu) refuse_tensor("it must be in host memory");
+  if (tensor.num_rows() != num_rows) refuse_tensor("it must have " + std::to_string(num_rows) + " rows");
   std::int64_t stride = 1;
   for (int i = tensor.num_dims - 1; i >= 1; --i) {
     const auto at = static_cast<std::size_t>(i);
     if (tensor.shape[at] != 1 && tensor.strides[at] != stride) {
-      refuse(label + " is " + tensor.describe() + "; the elements of a row must be contiguous");
+      refuse_tensor("the elements of a row must be contiguous");
     }
     stride *= tensor.shape[at];
   }
   if (num_rows == 0 || tensor.row_bytes() == 0) return;
-  if (tensor.data == nullptr) refuse(label + " is " + tensor.describe() + " and has no memory");
+  if (tensor.data == nullptr) refuse_tensor("it has no memory");
   if (tensor.strides[0] < 0 || (num_rows > 1 && tensor.strides[0] < stride)) {
-    refuse(label + " is " + tensor.describe() + "; rows must not overlap or run backwards");
+    refuse_tensor("rows must not overlap or run backwards");
   }
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(tensor.dtype)) != 0) {
-    refuse(label + " starts at an address that is no multiple of its element's " +
-           std::to_string(size_of(tensor.dtype)) + " bytes");
+    refuse_tensor("it must start at a multiple of its element's " + std::to_string(size_of(tensor.dtype)) + " bytes");
   }
 }
 
@@ -317,7 +314,7 @@ void prepare_dispatch(const Limits& limits,
   add_payload(route, protocol::kLogitsPlane, input.router_logits, "router_logits");
   for (int i = 0; i < route.num_extras; ++i) {
     add_payload(route, protocol::kFirstExtraPlane + i, input.extra_payloads[static_cast<std::size_t>(i)],
-                "extra_payloads[" + std::to_string(i) + "]");
+                "one of extra_payloads");
   }
   if (route.num_stats > 0) {
     route.request.stats = {input.eplb_local_stats.as<const std::int32_t>(), static_cast<std::size_t>(route.num_stats)};

@@ -39,7 +39,9 @@ struct Route {
   std::array<PayloadKind, protocol::kMaxPlanes> kinds{};
   int num_extras = 0;
   std::int64_t num_stats = 0;
+  std::int64_t rows_shown = 0;  // of the result, with the tail of num_worst_tokens
   bool has_ids = false;
+  bool combined = false;  // once at least, with this handle
   RouteState state = RouteState::kFree;
   bool views_open = false;       // peers may not store to this rank's rows yet
   engine::CombineTarget target;  // between the halves of a combine

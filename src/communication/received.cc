@@ -2,6 +2,7 @@
 #include "communication/received.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -29,10 +30,11 @@ TensorView DispatchResult::*member_of(int plane) {
   }
 }
 
-const char* label_of(int plane) {
-  static constexpr const char* kLabels[] = {"hidden_states", "hidden_states_scale", "topk_ids", "topk_weights",
-                                            "router_logits"};
-  return plane < protocol::kFirstExtraPlane ? kLabels[plane] : "extra_payloads";
+std::string_view label_of(int plane) {
+  constexpr std::array<std::string_view, protocol::kFirstExtraPlane + 1> kLabels{
+      "into->hidden_states", "into->hidden_states_scale", "into->topk_ids",
+      "into->topk_weights",  "into->router_logits",       "one of into->extra_payloads"};
+  return kLabels[static_cast<std::size_t>(std::min<int>(plane, protocol::kFirstExtraPlane))];
 }
 
 TensorView wanted(const DispatchOptions& options, int plane) {
@@ -85,14 +87,12 @@ const std::byte* Received::window_row(const Route& route, int plane, std::int64_
 
 // Strides in bytes; `block_stride` separates sources in the rank-major layout.
 TensorView Received::shaped(const PayloadKind& kind,
-                            std::byte* memory,
+                            const RowPlaces& places,
                             const Route& route,
-                            std::int64_t rows,
-                            std::int64_t row_stride,
-                            std::int64_t block_stride) const {
+                            std::int64_t rows) const {
   const std::int64_t element = size_of(kind.dtype);
   TensorView view;
-  view.data = memory;
+  view.data = places.base;
   view.dtype = kind.dtype;
   const auto add = [&](std::int64_t extent, std::int64_t stride_bytes) {
     const auto at = static_cast<std::size_t>(view.num_dims++);
@@ -100,10 +100,10 @@ TensorView Received::shaped(const PayloadKind& kind,
     view.strides[at] = stride_bytes / element;
   };
   if (rank_major()) {
-    add(limits_.num_ranks, block_stride);
-    add(route.round.tokens_per_rank, row_stride);
+    add(limits_.num_ranks, places.block_stride);
+    add(route.round.tokens_per_rank, places.row_stride);
   } else {
-    add(rows, row_stride);
+    add(rows, places.row_stride);
   }
   if (kind.num_inner == 2) add(kind.inner[0], kind.inner[1] * element);
   if (kind.num_inner >= 1) add(kind.inner[static_cast<std::size_t>(kind.num_inner) - 1], element);
@@ -112,15 +112,15 @@ TensorView Received::shaped(const PayloadKind& kind,
 
 TensorView Received::window_view(const Route& route, int plane, std::int64_t rows) const {
   const protocol::Plane& at = route.round.planes.planes[static_cast<std::size_t>(plane)];
-  return shaped(route.kinds[static_cast<std::size_t>(plane)], window_ + layout_.payload(0) + at.offset, route, rows,
-                at.stride, layout_.payload_bytes());
+  const RowPlaces places{window_ + layout_.payload(0) + at.offset, layout_.payload_bytes(), at.stride};
+  return shaped(route.kinds[static_cast<std::size_t>(plane)], places, route, rows);
 }
 
 TensorView Received::own_view(const Route& route, int plane, std::int64_t rows) {
   const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
   const std::int64_t row_bytes = limits_.params.top_k * size_of(kind.dtype);
   std::byte* memory = plane == protocol::kIdsPlane ? ids_.data() : weights_.data();
-  return shaped(kind, memory, route, rows, row_bytes, row_bytes * layout_.shape().max_tokens);
+  return shaped(kind, {memory, row_bytes * layout_.shape().max_tokens, row_bytes}, route, rows);
 }
 
 TensorView Received::place(
@@ -129,11 +129,11 @@ TensorView Received::place(
   if (into.defined()) return trimmed(into, kind, route.round.tokens_per_rank, rows);
   if (allocate && !rank_major()) {
     const std::int64_t bytes = rows * inner_bytes(kind);
-    void* memory = bytes > 0 ? allocate(bytes, {}) : nullptr;
+    auto* memory = static_cast<std::byte*>(bytes > 0 ? allocate(bytes, {}) : nullptr);
     if (bytes > 0 && memory == nullptr) {
       throw Error(ErrorCode::kSystem, "allocate_output gave no memory for " + std::to_string(bytes) + " bytes");
     }
-    return shaped(kind, static_cast<std::byte*>(memory), route, rows, inner_bytes(kind), 0);
+    return shaped(kind, {memory, 0, inner_bytes(kind)}, route, rows);
   }
   has_views_ = true;
   return own_copy(plane) ? own_view(route, plane, rows) : window_view(route, plane, rows);
@@ -153,37 +153,40 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
   for (int plane = 0; plane < protocol::kFirstExtraPlane + route.num_extras; ++plane) {
     const TensorView into = wanted(options, plane);
     if (!into.defined()) continue;
-    const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
-    const std::string label = std::string("into->") + label_of(plane);
     if (route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
-      throw Error(ErrorCode::kInvalidArgument, label + " is given and there is no such input");
+      throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is given and there is no such input");
     }
+    const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
     const bool blocks = rank_major() && into.num_dims == kind.num_inner + 2;
-    TensorView row = into;
-    if (blocks) row = block_of(into, 0);
+    const TensorView row = blocks ? block_of(into, 0) : into;
     if (row.dtype != kind.dtype || row.row_bytes() != inner_bytes(kind)) {
-      throw Error(ErrorCode::kInvalidArgument, label + " is " + into.describe() + "; its rows must be " +
-                                                   std::to_string(inner_bytes(kind)) + " bytes of " +
-                                                   std::string(name(kind.dtype)));
+      throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is " + into.describe() +
+                                                   "; its rows must be " + std::to_string(inner_bytes(kind)) +
+                                                   " bytes of " + std::string(name(kind.dtype)));
     }
-    check_rows(row, label, row.num_rows());
-    if (!rank_major()) continue;
-    const std::int64_t need = route.round.tokens_per_rank;
-    const bool fits = blocks ? into.shape[0] == limits_.num_ranks && into.shape[1] >= need
-                             : into.shape[0] >= limits_.num_ranks * need;
-    if (!fits) {
-      throw Error(ErrorCode::kInvalidArgument, label + " is " + into.describe() + "; it must have room for " +
-                                                   std::to_string(limits_.num_ranks) + " times " +
-                                                   std::to_string(need) + " rows");
-    }
+    check_rows(row, label_of(plane), row.num_rows());
+    if (rank_major()) check_room(into, blocks, route.round.tokens_per_rank, label_of(plane));
   }
 }
 
-Received::Outcome Received::fill(const Route& route,
+void Received::check_room(const TensorView& into,
+                          bool blocks,
+                          std::int64_t tokens_per_rank,
+                          std::string_view label) const {
+  const bool fits = blocks ? into.shape[0] == limits_.num_ranks && into.shape[1] >= tokens_per_rank
+                           : into.shape[0] >= limits_.num_ranks * tokens_per_rank;
+  if (fits) return;
+  throw Error(ErrorCode::kInvalidArgument, std::string(label) + " is " + into.describe() + "; it must have room for " +
+                                               std::to_string(limits_.num_ranks) + " times " +
+                                               std::to_string(tokens_per_rank) + " rows");
+}
+
+Received::Outcome Received::fill(Route& route,
                                  const DispatchOptions& options,
                                  const Allocate& allocate,
                                  DispatchResult& result) {
   const std::int64_t rows = rows_shown(route, options);
+  route.rows_shown = rows;
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
   for (int plane = 0; plane < num_planes && !rank_major(); ++plane) {
     const TensorView into = wanted(options, plane);
@@ -204,10 +207,8 @@ Received::Outcome Received::fill(const Route& route,
     }
     output = place(route, plane, rows, into, allocate);
     const bool copied = into.defined() || (allocate && !rank_major());
-    if (plane == protocol::kIdsPlane && own_copy(plane)) {
-      fill_ids(route, output, rows);
-    } else if (plane == protocol::kWeightsPlane && own_copy(plane)) {
-      fill_weights(route, output, rows);
+    if (own_copy(plane)) {
+      plane == protocol::kIdsPlane ? fill_ids(route, output, rows) : fill_weights(route, output, rows);
     } else if (copied) {
       copy_rows(route, plane, output);
     }

@@ -11,6 +11,7 @@
 
 #include "communication/arguments.h"
 #include "communication/handle.h"
+#include "communication/received_rows.h"
 #include "protocol/layout.h"
 
 namespace tokenyard::communication {
@@ -27,7 +28,7 @@ class Received {
   };
 
   // Fills everything of `result` but the handle.
-  Outcome fill(const Route& route, const DispatchOptions& options, const Allocate& allocate, DispatchResult& result);
+  Outcome fill(Route& route, const DispatchOptions& options, const Allocate& allocate, DispatchResult& result);
 
   // Checks the caller's tensors before any traffic: kinds, and room where it is known by then.
   void check_into(const Route& route, const DispatchOptions& options) const;
@@ -39,14 +40,13 @@ class Received {
   [[nodiscard]] std::int64_t rows_shown(const Route& route, const DispatchOptions& options) const;
   [[nodiscard]] const std::byte* window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const;
   [[nodiscard]] TensorView shaped(const PayloadKind& kind,
-                                  std::byte* memory,
+                                  const RowPlaces& places,
                                   const Route& route,
-                                  std::int64_t rows,
-                                  std::int64_t row_stride,
-                                  std::int64_t block_stride) const;
+                                  std::int64_t rows) const;
   [[nodiscard]] TensorView window_view(const Route& route, int plane, std::int64_t rows) const;
   [[nodiscard]] TensorView own_view(const Route& route, int plane, std::int64_t rows);
   TensorView place(const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate);
+  void check_room(const TensorView& into, bool blocks, std::int64_t tokens_per_rank, std::string_view label) const;
   void copy_rows(const Route& route, int plane, const TensorView& to) const;
 
   // received_ids.cc

@@ -23,24 +23,24 @@ std::string name_ranks(std::span<const int> ranks) {
 }
 
 Error timeout_error(const std::string& what, int rank, std::chrono::milliseconds waited, std::span<const int> missing) {
-  return Error(ErrorCode::kTimeout,
-               "rank " + std::to_string(rank) + ": " + what + " waited " + std::to_string(waited.count()) + " ms for " +
-                   name_ranks(missing) + ", which did not come",
-               rank, missing.empty() ? -1 : missing.front());
+  return {ErrorCode::kTimeout,
+          "rank " + std::to_string(rank) + ": " + what + " waited " + std::to_string(waited.count()) + " ms for " +
+              name_ranks(missing) + ", which did not come",
+          rank, missing.empty() ? -1 : missing.front()};
 }
 
 Error peer_lost_error(int rank, int peer) {
-  return Error(ErrorCode::kPeerLost,
-               "rank " + std::to_string(rank) + ": rank " + std::to_string(peer) +
-                   " left the group or died; no collective works without it",
-               rank, peer);
+  return {ErrorCode::kPeerLost,
+          "rank " + std::to_string(rank) + ": rank " + std::to_string(peer) +
+              " left the group or died; no collective works without it",
+          rank, peer};
 }
 
 Error too_far_ahead_error(int rank, std::span<const int> behind) {
-  return Error(ErrorCode::kInvalidState,
-               "rank " + std::to_string(rank) + ": " + std::to_string(kMaxCollectivesAhead) +
-                   " collectives still wait for " + name_ranks(behind) + "; no more are started until it comes",
-               rank, behind.empty() ? -1 : behind.front());
+  return {ErrorCode::kInvalidState,
+          "rank " + std::to_string(rank) + ": " + std::to_string(kMaxCollectivesAhead) +
+              " collectives still wait for " + name_ranks(behind) + "; no more are started until it comes",
+          rank, behind.empty() ? -1 : behind.front()};
 }
 
 }  // namespace tokenyard::group

@@ -29,6 +29,8 @@ class GroupImpl {
   virtual ~GroupImpl() = default;
   GroupImpl(const GroupImpl&) = delete;
   GroupImpl& operator=(const GroupImpl&) = delete;
+  GroupImpl(GroupImpl&&) = delete;
+  GroupImpl& operator=(GroupImpl&&) = delete;
 
   [[nodiscard]] const Membership& membership() const { return membership_; }
 

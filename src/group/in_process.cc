@@ -57,6 +57,11 @@ class InProcessMember final : public GroupImpl {
   InProcessMember(const Membership& membership, std::shared_ptr<Hub> hub)
       : GroupImpl(membership), hub_(std::move(hub)) {}
 
+  InProcessMember(const InProcessMember&) = delete;
+  InProcessMember& operator=(const InProcessMember&) = delete;
+  InProcessMember(InProcessMember&&) = delete;
+  InProcessMember& operator=(InProcessMember&&) = delete;
+
   ~InProcessMember() override { hub_->leave(membership().rank); }
 
   std::vector<Bytes> all_gather(std::span<const std::byte> bytes, std::chrono::milliseconds deadline) override {

@@ -22,7 +22,7 @@ using system::IoOutcome;
 constexpr std::uint32_t kFromStore = type_bit(FrameType::kWelcome) | type_bit(FrameType::kRefused) |
                                      type_bit(FrameType::kResult) | type_bit(FrameType::kMissing) |
                                      type_bit(FrameType::kLost);
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
 // Contributions that a store which reads nothing leaves with us.
 constexpr std::size_t kMaxUnsent =
     kMaxCollectivesAhead * (static_cast<std::size_t>(Group::kMaxGatherBytes) + 2 * kHeaderBytes);
@@ -234,9 +234,9 @@ void StoreClient::refuse_stream(const std::string& why) const {
 }
 
 Error StoreClient::refusal_error(const Refusal& refusal) const {
-  return Error(ErrorCode::kMismatch,
-               "rank " + std::to_string(options_.rank) + " was refused by " + options_.where + ": " + refusal.reason,
-               options_.rank, 0);
+  return {ErrorCode::kMismatch,
+          "rank " + std::to_string(options_.rank) + " was refused by " + options_.where + ": " + refusal.reason,
+          options_.rank, 0};
 }
 
 }  // namespace tokenyard::group

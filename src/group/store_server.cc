@@ -3,11 +3,11 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -27,7 +27,7 @@ namespace tokenyard::group {
 
 namespace {
 
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kReadBytes = std::size_t{64} * 1024;
 // A member has at most one result, one loss and a few answers outstanding unless it stops reading for good.
 constexpr std::size_t kMaxQueuedReplies = 64;
 constexpr std::chrono::milliseconds kAcceptPause{100};

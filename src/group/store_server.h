@@ -25,6 +25,8 @@ class StoreServer {
   StoreServer(system::FileDescriptor listener, const Options& options);
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
+  StoreServer(StoreServer&&) = delete;
+  StoreServer& operator=(StoreServer&&) = delete;
   // Tells every member that rank 0 goes, then stops. Results that members are still owed and that their sockets
   // cannot take at once are sent for at most kLinger.
   ~StoreServer();

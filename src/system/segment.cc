@@ -58,7 +58,7 @@ Segment Segment::create(std::int64_t bytes) {
     throw system_error("sealing the size of " + size_text(bytes) + " failed", errno);
   }
   std::byte* data = map_shared(fd.get(), bytes);
-  return Segment(std::move(fd), data, bytes);
+  return {std::move(fd), data, bytes};
 }
 
 Segment Segment::import(FileDescriptor fd, std::int64_t bytes) {
@@ -77,7 +77,7 @@ Segment Segment::import(FileDescriptor fd, std::int64_t bytes) {
                 "an imported descriptor is no segment: its size is not sealed, so its owner could shrink it under us");
   }
   std::byte* data = map_shared(fd.get(), bytes);
-  return Segment(std::move(fd), data, bytes);
+  return {std::move(fd), data, bytes};
 }
 
 Segment::Segment(FileDescriptor fd, std::byte* data, std::int64_t bytes)

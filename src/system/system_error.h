@@ -16,7 +16,7 @@ namespace tokenyard::system {
 }
 
 [[nodiscard]] inline Error system_error(const std::string& what, int error) {
-  return Error(ErrorCode::kSystem, what + ": " + errno_text(error));
+  return {ErrorCode::kSystem, what + ": " + errno_text(error)};
 }
 
 }  // namespace tokenyard::system

@@ -5,13 +5,11 @@
 namespace tokenyard::support {
 namespace {
 
-class AnyPayloadWidth : public EachBackend {
- protected:
-  static bool takes_extras() { return find_backend(GetParam()).contract.takes_extra_payloads; }
-};
+class AnyPayloadWidth : public EachBackend {};
 
-TEST_P(AnyPayloadWidth, RowsOfOneToTwentyBytes) {
-  if (!takes_extras()) GTEST_SKIP() << "no extra payloads in this contract";
+class AnyExtraPayloadWidth : public EachBackend {};
+
+TEST_P(AnyExtraPayloadWidth, RowsOfOneToTwentyBytes) {
   WorldSpec spec;
   spec.params = {.num_experts = 4, .top_k = 1, .hidden_size = 8, .max_tokens_per_rank = 3};
   spec.num_ranks = 2;
@@ -30,8 +28,7 @@ TEST_P(AnyPayloadWidth, RowsOfOneToTwentyBytes) {
 }
 
 // Odd numbers of odd rows put the next payload off 16 bytes unless each starts aligned (C38).
-TEST_P(AnyPayloadWidth, ResultsStartAligned) {
-  if (!takes_extras()) GTEST_SKIP() << "no extra payloads in this contract";
+TEST_P(AnyExtraPayloadWidth, ResultsStartAligned) {
   for (const int num_ranks : {2, 3}) {
     for (const int max_tokens : {3, 5}) {
       WorldSpec spec;
@@ -87,6 +84,10 @@ TEST_P(AnyPayloadWidth, MisalignedInputs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, AnyPayloadWidth, ::testing::ValuesIn(kMovingBackends), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         AnyExtraPayloadWidth,
+                         ::testing::ValuesIn(moving_backends_that(takes_extras)),
+                         backend_name);
 
 }  // namespace
 }  // namespace tokenyard::support

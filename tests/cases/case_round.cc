@@ -103,8 +103,9 @@ float case_value(int rank, std::int64_t token, std::int64_t column) {
   return static_cast<float>((37 * rank + 11 * token + column) % 61 - 30);
 }
 
-IdTable repeated(std::int64_t num_tokens, std::vector<std::int64_t> row) {
-  return IdTable(static_cast<std::size_t>(num_tokens), std::move(row));
+IdTable repeated(std::int64_t num_tokens, const std::vector<std::int64_t>& row) {
+  IdTable table(static_cast<std::size_t>(num_tokens), row);
+  return table;
 }
 
 void moe_round(

@@ -36,7 +36,7 @@ struct CaseWorld {
 
 [[nodiscard]] float case_value(int rank, std::int64_t token, std::int64_t column);
 // `num_tokens` times the same row of ids.
-[[nodiscard]] IdTable repeated(std::int64_t num_tokens, std::vector<std::int64_t> row);
+[[nodiscard]] IdTable repeated(std::int64_t num_tokens, const std::vector<std::int64_t>& row);
 
 enum class Experts : std::uint8_t { kScale, kIdentity };
 

@@ -8,9 +8,10 @@ namespace {
 
 class WideTopK : public EachBackend {};
 
+class WideTopKOfRoutes : public EachBackend {};
+
 // Five live slots and four experts (C25).
-TEST_P(WideTopK, MoreLiveSlotsThanExpertsAreRefused) {
-  if (find_backend(GetParam()).contract.id_space == IdSpace::kCargo) GTEST_SKIP() << "ids are cargo";
+TEST_P(WideTopKOfRoutes, MoreLiveSlotsThanExpertsAreRefused) {
   CaseWorld made{.ids = std::vector<IdTable>(2, repeated(1, {0, 1, 2, 3, -1}))};
   made.params.top_k = 5;
   const World right = made.make();
@@ -71,6 +72,7 @@ TEST_P(WideTopK, AboveTheExperts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, WideTopK, ::testing::ValuesIn(kMovingBackends), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends, WideTopKOfRoutes, ::testing::ValuesIn(moving_backends_that(routes)), backend_name);
 
 }  // namespace
 }  // namespace tokenyard::support

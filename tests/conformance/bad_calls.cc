@@ -3,18 +3,16 @@
 
 #include <cstring>
 
+#include "support/backends.h"
+
 namespace tokenyard::support {
 namespace {
-
-bool routes(const Contract& contract) {
-  return contract.id_space != IdSpace::kCargo;
-}
 
 // The rank's own ids with the one of token 1, slot 2 replaced.
 void set_one_id(BadDispatch& call, std::int64_t id) {
   const WorldSpec& spec = call.world->spec;
   std::vector<std::int64_t> ids = call.world->rank(call.rank).ids;
-  ids[static_cast<std::size_t>(spec.params.top_k + 2)] = id;
+  ids[static_cast<std::size_t>(spec.params.top_k) + 2] = id;
   const TensorView view = call.add(Dtype::kI64, {call.num_tokens(), spec.params.top_k});
   call.storage.back().fill(id_bytes(ids, Dtype::kI64));
   call.input.topk_ids = view;

@@ -27,7 +27,6 @@ class DispatchMisuse : public ::testing::TestWithParam<MisuseParam> {};
 TEST_P(DispatchMisuse, IsAnErrorHereAndAbortedElsewhere) {
   const auto [backend, index] = GetParam();
   const BadDispatchCase& bad = bad_dispatches()[index];
-  if (!bad.applies(find_backend(backend).contract)) GTEST_SKIP() << "not misuse of this contract";
   const WorldSpec spec = all_to_all_spec(kRanks, 3);
   const World world = make_world(spec);
   EXPECT_NO_THROW(run_ranks(kRanks, [&, name = backend](const Group& group) {
@@ -53,20 +52,21 @@ TEST_P(DispatchMisuse, IsAnErrorHereAndAbortedElsewhere) {
   }));
 }
 
-std::vector<std::size_t> case_indices() {
-  std::vector<std::size_t> indices(bad_dispatches().size());
-  for (std::size_t i = 0; i < indices.size(); ++i)
-    indices[i] = i;
-  return indices;
+// Of each backend, what is misuse of its contract.
+std::vector<MisuseParam> misuses() {
+  std::vector<MisuseParam> all;
+  for (const std::string_view backend : kMovingBackends) {
+    const Contract& contract = find_backend(backend).contract;
+    for (std::size_t i = 0; i < bad_dispatches().size(); ++i) {
+      if (bad_dispatches()[i].applies(contract)) all.emplace_back(backend, i);
+    }
+  }
+  return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases,
-                         DispatchMisuse,
-                         ::testing::Combine(::testing::ValuesIn(kMovingBackends), ::testing::ValuesIn(case_indices())),
-                         [](const auto& misuse) {
-                           return std::string(std::get<0>(misuse.param)) + "_" +
-                                  bad_dispatches()[std::get<1>(misuse.param)].name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Cases, DispatchMisuse, ::testing::ValuesIn(misuses()), [](const auto& misuse) {
+  return std::string(std::get<0>(misuse.param)) + "_" + bad_dispatches()[std::get<1>(misuse.param)].name;
+});
 
 // Arguments that must agree travel as a digest: a difference is the same error on every rank.
 class Disagreement : public ::testing::TestWithParam<std::string_view> {};

@@ -26,8 +26,8 @@ struct Scenario {
   [[nodiscard]] std::string name() const;
 };
 
-inline void PrintTo(const Scenario& scenario, std::ostream* out) {
-  *out << scenario.name();
+inline std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
+  return out << scenario.name();
 }
 
 // `draws` for each of backend x rank kind x {1, 2, 3, 4, 5, 7, 8} ranks.

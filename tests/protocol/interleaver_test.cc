@@ -50,8 +50,8 @@ struct Case {
   int num_ranks = 2;
 };
 
-void PrintTo(const Case& value, std::ostream* out) {
-  *out << value.backend << ", " << value.num_ranks << " ranks";
+std::ostream& operator<<(std::ostream& out, const Case& value) {
+  return out << value.backend << ", " << value.num_ranks << " ranks";
 }
 
 // Returns how often the turn changed hands.

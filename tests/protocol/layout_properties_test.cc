@@ -106,7 +106,7 @@ TEST(LayoutPropertiesTest, HoldForALotOfRanks) {
 // Whoever asks gets the same place: a sender that views the receiver's window, and the receiver that views its own. No
 // rank's number enters a layout, so two that are made from the same params are equal (C77: two sides, two strides).
 TEST(LayoutPropertiesTest, SenderAndReceiverHaveOneTable) {
-  alignas(128) static std::byte window[128];  // only addresses are worked out
+  alignas(128) static std::array<std::byte, 128> window{};  // only addresses are worked out
   for (const communication::Backend* backend : registry::all()) {
     if (!backend->info.moves_tokens) continue;
     for (const int num_ranks : {2, 6, 12, 32}) {
@@ -118,8 +118,8 @@ TEST(LayoutPropertiesTest, SenderAndReceiverHaveOneTable) {
         };
         const WindowLayout senders = layout_of();
         const WindowLayout receivers = layout_of();
-        const engine::host::WindowView as_sender(window, senders);
-        const engine::host::WindowView as_receiver(window, receivers);
+        const engine::host::WindowView as_sender(window.data(), senders);
+        const engine::host::WindowView as_receiver(window.data(), receivers);
         for (int source = 0; source < num_ranks; ++source) {
           for (std::uint32_t epoch = 0; epoch < kHeaderSlots; ++epoch) {
             for (int phase = 0; phase < kNumPhases; ++phase) {

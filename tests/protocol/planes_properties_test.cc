@@ -54,7 +54,7 @@ void draw_extras(std::int64_t room, Widths& widths) {
   const int count = *rc::gen::inRange(0, kMaxExtraPayloads + 1);
   for (int i = 0; i < count; ++i) {
     const std::int64_t bytes = draw_up_to(room);
-    widths[static_cast<std::size_t>(kFirstExtraPlane + i)] = bytes;
+    widths[static_cast<std::size_t>(kFirstExtraPlane) + static_cast<std::size_t>(i)] = bytes;
     room -= bytes;
   }
 }

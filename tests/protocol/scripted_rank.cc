@@ -72,6 +72,7 @@ std::vector<Operation> draw_script(const Formula& formula, int length) {
   const std::vector<Act> acts = acts_of(formula);
   support::Rng rng(formula.seed);
   std::vector<Operation> script;
+  script.reserve(size(length));
   for (int i = 0; i < length; ++i) {
     script.push_back({.act = acts[size(rng.below(static_cast<std::int64_t>(acts.size())))],
                       .culprit = static_cast<int>(rng.below(formula.num_ranks)),

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "steady/allocation_counter.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #include <atomic>
+#include <cerrno>
+#include <cstdlib>
 
 // The C library's own, under the names by which it lets programs stand in front of it.
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp,readability-identifier-naming)

@@ -26,9 +26,9 @@ struct Holdings {
   friend bool operator==(const Holdings&, const Holdings&) = default;
 };
 
-void PrintTo(const Holdings& value, std::ostream* out) {
-  *out << value.descriptors << " descriptors, " << value.memfd_mappings << " mappings of memfd, " << value.threads
-       << " threads";
+std::ostream& operator<<(std::ostream& out, const Holdings& value) {
+  return out << value.descriptors << " descriptors, " << value.memfd_mappings << " mappings of memfd, " << value.threads
+             << " threads";
 }
 
 std::int64_t entries_of(const char* folder) {

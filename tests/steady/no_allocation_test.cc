@@ -4,9 +4,9 @@
 
 #include <barrier>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <new>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -17,10 +17,6 @@
 #include "support/run_ranks.h"
 
 namespace tokenyard::steady_tests {
-
-void PrintTo(const SteadyCase& value, std::ostream* out) {
-  *out << name(value);
-}
 
 namespace {
 

@@ -6,9 +6,10 @@
 
 #include <barrier>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -19,10 +20,6 @@
 #include "support/backends.h"
 
 namespace tokenyard::steady_tests {
-
-void PrintTo(const SteadyCase& value, std::ostream* out) {
-  *out << name(value);
-}
 
 namespace {
 
@@ -39,7 +36,7 @@ int run_child(const std::function<void()>& body) {
     try {
       body();
     } catch (const std::exception& failure) {
-      ::fprintf(stderr, "%s\n", failure.what());
+      std::fprintf(stderr, "%s\n", failure.what());
       ::_exit(EXIT_FAILURE);
     }
     ::_exit(EXIT_SUCCESS);
@@ -129,6 +126,7 @@ TEST_P(NoSystemCallOfProcesses, ButWaiting) {
   std::random_device device;
   const std::string group_name = "tokenyard-steady-" + std::to_string(::getpid()) + "-" + std::to_string(device());
   std::vector<pid_t> children;
+  children.reserve(static_cast<std::size_t>(GetParam().num_ranks));
   for (int index = 0; index < GetParam().num_ranks; ++index)
     children.push_back(run_child([&] { run_process(GetParam(), group_name, index, record); }));
   for (const pid_t child : children)

@@ -39,6 +39,10 @@ std::string name(const SteadyCase& value) {
          std::to_string(value.num_threads) + "_threads";
 }
 
+std::ostream& operator<<(std::ostream& out, const SteadyCase& value) {
+  return out << name(value);
+}
+
 bool possible(const SteadyCase& value) {
   return value.variant != Variant::kReplay || find_backend(value.backend).contract.handle_use == HandleUse::kReplay;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,7 @@ struct SteadyCase {
 };
 
 [[nodiscard]] std::string name(const SteadyCase& value);
+std::ostream& operator<<(std::ostream& out, const SteadyCase& value);
 [[nodiscard]] bool possible(const SteadyCase& value);
 
 class SteadyRank {

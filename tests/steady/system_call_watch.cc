@@ -2,13 +2,13 @@
 #include "steady/system_call_watch.h"
 
 #include <seccomp.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>

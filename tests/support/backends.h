@@ -6,6 +6,7 @@
 #include <array>
 #include <numeric>
 #include <string_view>
+#include <vector>
 
 #include "tokenyard/communication.h"
 
@@ -15,6 +16,25 @@
 namespace tokenyard::support {
 
 inline constexpr std::array<std::string_view, 3> kMovingBackends{"all_gather", "high_throughput", "one_sided"};
+
+// Those of whose contract something is asked. A test that needs it is made for them and for no other, so that a skip in
+// the output always is about the machine.
+[[nodiscard]] inline std::vector<std::string_view> moving_backends_that(bool (*promise)(const Contract&)) {
+  std::vector<std::string_view> chosen;
+  for (const std::string_view backend : kMovingBackends) {
+    if (promise(find_backend(backend).contract)) chosen.push_back(backend);
+  }
+  return chosen;
+}
+
+[[nodiscard]] inline bool takes_extras(const Contract& contract) {
+  return contract.takes_extra_payloads;
+}
+
+// Otherwise ids are cargo, which nobody looks into.
+[[nodiscard]] inline bool routes(const Contract& contract) {
+  return contract.id_space != IdSpace::kCargo;
+}
 
 // The backend's config with room for what the world sends besides the rows.
 [[nodiscard]] inline BackendConfig config_for(std::string_view backend, const WorldSpec& spec) {

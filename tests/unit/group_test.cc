@@ -99,7 +99,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds,
                          param_name);
 
 std::string words_of(int rank, int round) {
-  return std::string(static_cast<std::size_t>((rank * 7 + round) % 23), static_cast<char>('a' + rank % 26));
+  std::string words(static_cast<std::size_t>((rank * 7 + round) % 23), static_cast<char>('a' + rank % 26));
+  return words;
 }
 
 TEST_P(EveryGroup, GathersEveryRanksBytesInRankOrder) {

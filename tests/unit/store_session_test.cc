@@ -56,7 +56,7 @@ class StoreSessionTest : public ::testing::Test {
       (void)hello(rank);
   }
 
-  static ConnectionId connection(int rank) { return static_cast<ConnectionId>(rank + 10); }
+  static ConnectionId connection(int rank) { return static_cast<ConnectionId>(rank) + 10; }
 
   static void expect_reply(const Reply& reply, int rank, const Bytes& bytes) {
     EXPECT_EQ(reply.to, connection(rank));

@@ -102,7 +102,10 @@ TEST(SystemProcess, TheNonceTellsProcessesApartRightAfterFork) {
   std::uint64_t on_thread = 0;
   std::thread([&] { on_thread = system::process_nonce(); }).join();
   EXPECT_EQ(own, on_thread);
-  Child child([own] { return system::process_nonce() != own && system::process_nonce() == system::process_nonce(); });
+  Child child([own] {
+    const std::uint64_t first = system::process_nonce();
+    return first != own && system::process_nonce() == first;
+  });
   EXPECT_TRUE(child.wait());
 }
 

@@ -36,7 +36,7 @@ constexpr std::array<std::string_view, 2> kAliases{"allgather_reducescatter", "n
 const communication::Backend& all_gather();
 
 const communication::Backend& all_gather() {
-  static const communication::Backend kBackend{
+  static const communication::Backend backend{
       .info = {.name = "all_gather",
                .seed_class = "AgRsAll2AllManager",
                .aliases = kAliases,
@@ -58,7 +58,7 @@ const communication::Backend& all_gather() {
       .plan = plan,
       .fields = fields,
   };
-  return kBackend;
+  return backend;
 }
 
 }  // namespace tokenyard::registry

@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, 1> kAliases{"deepep_high_throughput"};
 const communication::Backend& high_throughput();
 
 const communication::Backend& high_throughput() {
-  static const communication::Backend kBackend{
+  static const communication::Backend backend{
       .info = {.name = "high_throughput",
                .seed_class = "DeepEPHTAll2AllManager",
                .aliases = kAliases,
@@ -57,7 +57,7 @@ const communication::Backend& high_throughput() {
       .plan = plan,
       .fields = fields,
   };
-  return kBackend;
+  return backend;
 }
 
 }  // namespace tokenyard::registry

@@ -55,7 +55,7 @@ constexpr std::array<std::string_view, 1> kAliases{"flashinfer_nvlink_one_sided"
 const communication::Backend& one_sided();
 
 const communication::Backend& one_sided() {
-  static const communication::Backend kBackend{
+  static const communication::Backend backend{
       .info = {.name = "one_sided",
                .seed_class = "FlashInferNVLinkOneSidedManager",
                .aliases = kAliases,
@@ -83,7 +83,7 @@ const communication::Backend& one_sided() {
       .with_extra_capacity = with_extra_capacity,
       .extra_capacity = extra_capacity,
   };
-  return kBackend;
+  return backend;
 }
 
 }  // namespace tokenyard::registry

@@ -23,7 +23,7 @@ communication::Fields fields(const BackendConfig& /*config*/) {
 const communication::Backend& passthrough();
 
 const communication::Backend& passthrough() {
-  static const communication::Backend kBackend{
+  static const communication::Backend backend{
       .info = {.name = "passthrough",
                .seed_class = "PassThroughAll2AllManager",
                .aliases = {},
@@ -35,7 +35,7 @@ const communication::Backend& passthrough() {
       .plan = plan,
       .fields = fields,
   };
-  return kBackend;
+  return backend;
 }
 
 }  // namespace tokenyard::registry

@@ -37,7 +37,7 @@ Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
     Status status = wait_headers_read(peer, epoch - protocol::kHeaderSlots);
     const bool stores = round.rows_sent[static_cast<std::size_t>(peer)] > 0 || !request.stats.empty();
     if (status.ok() && stores && !final_places()) status = wait_space(peer, epoch);
-    if (!status.ok()) return status;
+    if (!status.ok()) return give_up_dispatch(status);
   }
   send_stats(request);
   if (final_places()) {

@@ -81,9 +81,10 @@ Status HostEngine::wait_rows_released(int phase, int peer, std::uint32_t epoch) 
   std::uint64_t& word = own().released(phase, peer);
   return watch_.wait(
       peer, [&] { return protocol::reached(protocol::rows_released(load_acquire(word)), epoch); },
-      [] { return Status{}; });
+      [&] { return phase == kDispatchPhase ? find_abort(dispatch_epoch_) : Status{}; });
 }
 
+// Not cut short by ranks that give up: whoever announces that it gives up must reach every peer.
 Status HostEngine::wait_headers_read(int peer, std::uint32_t epoch) {
   std::uint64_t& word = own().released(kDispatchPhase, peer);
   return watch_.wait(
@@ -95,16 +96,16 @@ Status HostEngine::wait_header(int phase, int source, std::uint32_t epoch) {
   protocol::HeaderLine& header = own().header(phase, epoch, source);
   const Status status = watch_.wait(
       source, [&] { return protocol::stamp_is(load_acquire(header.stamp), epoch); },
-      [&] { return phase == kDispatchPhase ? find_abort(phase, epoch) : Status{}; });
+      [&] { return phase == kDispatchPhase ? find_abort(epoch) : Status{}; });
   if (!status.ok()) return status;
   if (header.status == protocol::HeaderStatus::kAborted) return watch_.make_status(StatusCode::kAborted, source);
   return {};
 }
 
 // Every rank takes part in a dispatch, so one that gave up ends it for all, whoever is still awaited.
-Status HostEngine::find_abort(int phase, std::uint32_t epoch) const {
+Status HostEngine::find_abort(std::uint32_t epoch) const {
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
-    protocol::HeaderLine& header = own().header(phase, epoch, peer);
+    protocol::HeaderLine& header = own().header(kDispatchPhase, epoch, peer);
     if (!protocol::stamp_is(load_acquire(header.stamp), epoch)) continue;
     if (header.status == protocol::HeaderStatus::kAborted) return watch_.make_status(StatusCode::kAborted, peer);
   }

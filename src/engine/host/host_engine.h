@@ -58,7 +58,7 @@ class HostEngine final : public Engine {
   Status wait_rows_released(int phase, int peer, std::uint32_t epoch);
   Status wait_headers_read(int peer, std::uint32_t epoch);
   Status wait_header(int phase, int source, std::uint32_t epoch);
-  Status find_abort(int phase, std::uint32_t epoch) const;
+  Status find_abort(std::uint32_t epoch) const;
   // Tells the sources which dispatches this rank needs no more; `done` is one of them.
   void publish_progress(std::uint32_t done);
 

@@ -121,8 +121,8 @@ int PeerWatch::culprit(int peer) const {
 
 int PeerWatch::reported_culprit() const {
   int blamed = kUnknown;
-  for (std::size_t p = 0; p < seen_.size(); ++p) {
-    const protocol::Life life = protocol::decode_life(seen_[p]);
+  for (const std::uint64_t word : seen_) {
+    const protocol::Life life = protocol::decode_life(word);
     if (life.kind != protocol::LifeKind::kFaulted) continue;
     if (life.peer == rank_) return kAccused;
     blamed = life.peer == protocol::kNobody ? kCycle : life.peer;

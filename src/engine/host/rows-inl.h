@@ -2,11 +2,11 @@
 // Vector forms of protocol/casts.h: how a vector of codes is loaded, decoded to fp32, encoded and stored.
 // Included once per instruction set by rows.cc, so it has a toggle where other headers have a guard, and it must be
 // included after <hwy/foreach_target.h>. Thread rule: pure functions.
-#if defined(TOKENYARD_ENGINE_HOST_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-  #ifdef TOKENYARD_ENGINE_HOST_ROWS_INL_H_
-    #undef TOKENYARD_ENGINE_HOST_ROWS_INL_H_
+#if defined(TOKENYARD_ENGINE_HOST_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
+  #ifdef TOKENYARD_ENGINE_HOST_ROWS_INL_H
+    #undef TOKENYARD_ENGINE_HOST_ROWS_INL_H
   #else
-    #define TOKENYARD_ENGINE_HOST_ROWS_INL_H_
+    #define TOKENYARD_ENGINE_HOST_ROWS_INL_H
   #endif
 
   #include <hwy/highway.h>
@@ -52,17 +52,18 @@ HWY_INLINE std::size_t num_lanes() {
   return hn::Lanes(FloatTag());
 }
 
-// Stands in for a load or store that would reach past the end of a row.
+// Stand in for a load or store that would reach past the end of a row. Their buffers are C arrays because the members
+// of std::array are not compiled for the instruction set of these functions, so they could not be inlined here.
 template <class ByteVectorTag>
 HWY_INLINE hn::Vec<ByteVectorTag> load_part(ByteVectorTag tag, const std::uint8_t* from, std::size_t bytes) {
-  HWY_ALIGN std::uint8_t buffer[HWY_MAX_BYTES] = {};
+  HWY_ALIGN std::uint8_t buffer[HWY_MAX_BYTES] = {};  // NOLINT(modernize-avoid-c-arrays): see above
   std::memcpy(buffer, from, bytes);
   return hn::Load(tag, buffer);
 }
 
 template <class ByteVectorTag>
 HWY_INLINE void store_part(hn::Vec<ByteVectorTag> bytes_in, ByteVectorTag tag, std::uint8_t* to, std::size_t bytes) {
-  HWY_ALIGN std::uint8_t buffer[HWY_MAX_BYTES];
+  HWY_ALIGN std::uint8_t buffer[HWY_MAX_BYTES];  // NOLINT(modernize-avoid-c-arrays): see above
   hn::Store(bytes_in, tag, buffer);
   std::memcpy(to, buffer, bytes);
 }
@@ -212,4 +213,4 @@ HWY_INLINE Words encode_pairs(Floats low, Floats high) {
 
 HWY_AFTER_NAMESPACE();
 
-#endif  // TOKENYARD_ENGINE_HOST_ROWS_INL_H_
+#endif  // TOKENYARD_ENGINE_HOST_ROWS_INL_H

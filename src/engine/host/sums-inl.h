@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How one block of columns of a row sum is computed in registers. Included once per instruction set by rows.cc, like
 // rows-inl.h. Thread rule: pure functions of the memory they are given.
-#if defined(TOKENYARD_ENGINE_HOST_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-  #ifdef TOKENYARD_ENGINE_HOST_SUMS_INL_H_
-    #undef TOKENYARD_ENGINE_HOST_SUMS_INL_H_
+#if defined(TOKENYARD_ENGINE_HOST_SUMS_INL_H) == defined(HWY_TARGET_TOGGLE)
+  #ifdef TOKENYARD_ENGINE_HOST_SUMS_INL_H
+    #undef TOKENYARD_ENGINE_HOST_SUMS_INL_H
   #else
-    #define TOKENYARD_ENGINE_HOST_SUMS_INL_H_
+    #define TOKENYARD_ENGINE_HOST_SUMS_INL_H
   #endif
 
   #include <hwy/highway.h>
@@ -166,4 +166,4 @@ struct LaneSum {
 
 HWY_AFTER_NAMESPACE();
 
-#endif  // TOKENYARD_ENGINE_HOST_SUMS_INL_H_
+#endif  // TOKENYARD_ENGINE_HOST_SUMS_INL_H
