@@ -66,27 +66,30 @@ std::string_view name(StatusCode code) {
 }
 
 std::string Status::message() const {
-  if (code == StatusCode::kOk) {
-    return missing_rows == 0 ? "ok"
-                             : "ok, but " + std::to_string(missing_rows) + " rows were dropped by their receivers";
-  }
   if (code == StatusCode::kEnqueued) return "enqueued";
+  std::string text;
+  if (code == StatusCode::kOk) {
+    text = "ok";
+    if (missing_rows > 0) text.append(", but ").append(std::to_string(missing_rows)).append(" rows were dropped");
+    return text;
+  }
+  text.append("rank ").append(std::to_string(fault.rank)).append(": ");
   if (code == StatusCode::kOverflow) {
-    return "rank " + std::to_string(fault.rank) + ": the output is too small, it must hold " +
-           std::to_string(needed_rows) + " rows; repeat the receive half with a larger one";
+    return text.append("the output is too small, it must hold ")
+        .append(std::to_string(needed_rows))
+        .append(" rows; repeat the receive half with a larger one");
   }
-  std::string text = "rank " + std::to_string(fault.rank) + ": " + std::string(name(code)) + " in " +
-                     std::string(name(fault.phase)) + " (epoch " + std::to_string(fault.epoch) + "): ";
-  const std::string peer = fault.peer < 0 ? "ranks waiting for each other" : "rank " + std::to_string(fault.peer);
+  text.append(name(code)).append(" in ").append(name(fault.phase));
+  text.append(" (epoch ").append(std::to_string(fault.epoch)).append("): ");
+  if (fault.peer < 0) {
+    text.append("ranks waiting for each other");
+  } else {
+    text.append("rank ").append(std::to_string(fault.peer));
+  }
   const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(fault.waited).count();
-  switch (code) {
-    case StatusCode::kTimeout:
-      return text + peer + " did not answer for " + std::to_string(milliseconds) + " ms";
-    case StatusCode::kPeerLost:
-      return text + peer + " is gone";
-    default:
-      return text + peer + " gave up this operation";
-  }
+  if (code == StatusCode::kPeerLost) return text.append(" is gone");
+  if (code == StatusCode::kAborted) return text.append(" gave up this operation");
+  return text.append(" did not answer for ").append(std::to_string(milliseconds)).append(" ms");
 }
 
 }  // namespace tokenyard

@@ -21,6 +21,7 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 struct Plan {
   protocol::RoundSpec spec{};
   protocol::WindowShape shape{};
+  int max_num_sms = 0;  // cap of SmBudget; 0: the backend has no such interface
 };
 
 struct Backend {

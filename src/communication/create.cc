@@ -74,10 +74,7 @@ Core::Core(Group group,
     : group_(std::move(group)),
       config_(config),
       options_(options),
-      limits_{.backend = &backend, .params = params, .rank = group_.rank(), .num_ranks = group_.num_ranks()} {
-  if (const auto* throughput = std::get_if<HighThroughputConfig>(&config))
-    sm_budget_ = SmBudget(throughput->max_num_sms);
-}
+      limits_{.backend = &backend, .params = params, .rank = group_.rank(), .num_ranks = group_.num_ranks()} {}
 
 Core::~Core() {
   tear_down(ErrorCode::kDestroyed);
@@ -112,6 +109,7 @@ void Core::require_agreement() {
       throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
     }
     limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+    if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
     Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
     for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
       fields.insert(fields.end(), more.begin(), more.end());

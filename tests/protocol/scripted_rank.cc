@@ -150,9 +150,6 @@ void ScriptedRank::play_replay(const Operation& operation) {
     dispatch(again, Act::kPlain, &result_.handle, replayed_);
     combine(again, i == 1 ? Act::kZeroCopy : Act::kPlain, replayed_);
   }
-  // A handle that can replay stays open. With one around, a call for a round that is over counts as one for it.
-  replayed_.handle = Handle();
-  result_.handle = Handle();
 }
 
 void ScriptedRank::play_dispatch_misuse(const Operation& operation) {

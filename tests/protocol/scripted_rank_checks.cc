@@ -103,12 +103,12 @@ void ScriptedRank::check_ids(std::uint64_t route, const Row& row, const std::int
 
 // Rows that no token filled say so in every slot, whatever earlier rounds left there.
 void ScriptedRank::check_unused_ids(std::uint64_t route, const TensorView& ids) const {
-  std::vector<char> used(size(formula_.rank_major() ? result_rows(route) : std::max<std::int64_t>(worst_tokens_, 0)));
+  std::vector<bool> used(size(formula_.rank_major() ? result_rows(route) : std::max<std::int64_t>(worst_tokens_, 0)));
   if (used.empty()) return;
   for (const Row& row : received_rows(route))
-    used.at(size(row.index)) = 1;
+    used.at(size(row.index)) = true;
   for (std::size_t row = 0; row < used.size(); ++row) {
-    for (int slot = 0; slot < formula_.params.top_k && used[row] == 0; ++slot) {
+    for (int slot = 0; slot < formula_.params.top_k && !used[row]; ++slot) {
       const std::int32_t id = elements<std::int32_t>(ids, static_cast<std::int64_t>(row))[slot];
       if (id != -1) check_eq(id, -1, "id of unused row " + std::to_string(row));
     }

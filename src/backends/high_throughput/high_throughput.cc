@@ -16,6 +16,7 @@ communication::Plan plan(const MoeParams& params, const BackendConfig& config, i
                 "HighThroughputConfig::max_num_sms is " + std::to_string(own.max_num_sms) + "; it must be at least 1");
   }
   communication::Plan plan;
+  plan.max_num_sms = own.max_num_sms;
   plan.spec = {.placement = protocol::Placement::kCompact, .ids = protocol::IdView::kLocal, .weights_back = true};
   plan.shape = communication::base_shape(params, plan.spec.placement, num_ranks);
   plan.shape.weights_row_bytes = std::int64_t{params.top_k} * 4;

@@ -47,6 +47,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   begin(Phase::kCombine, epoch);
   const Status status = wait_combine_section();
   if (!status.ok()) return status;
+  stream_ = round.num_rows * setup_.layout.combine_stride() >= kStreamVolume;
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int source = visited(i);
     const auto at = static_cast<std::size_t>(source);
@@ -101,7 +102,7 @@ void HostEngine::stage_row(const CombineRequest& request, std::int64_t from_row,
   const std::byte* from = static_cast<const std::byte*>(rows.data) + offset;
   std::byte* to = own().combine_row(to_row);
   if (wire_dtype() == rows.dtype) {
-    if (from != to) copy_row(to, from, hidden * size_of(rows.dtype));
+    if (from != to) copy_row(to, from, hidden * size_of(rows.dtype), stream_);
   } else {
     cast_row(to, wire_dtype(), from, rows.dtype, hidden);
   }

@@ -15,11 +15,11 @@ namespace {
 // Below this a call of the vectorised copy costs more than it saves.
 constexpr std::int64_t kSmallRow = 256;
 
-void copy(std::byte* to, const std::byte* from, std::int64_t bytes) {
+void copy(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) {
   if (bytes < kSmallRow) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   } else {
-    copy_row(to, from, bytes);
+    copy_row(to, from, bytes, stream);
   }
 }
 
@@ -153,12 +153,15 @@ void HostEngine::place_rows(Round& round) {
 
 void HostEngine::send_rows(const DispatchRequest& request, const Round& round) {
   lanes_.clear();
+  std::int64_t token_bytes = 0;
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     const PayloadRows& payload = request.payloads[i];
     const protocol::Plane& plane = round.planes.planes[i];
     if (payload.row_bytes == 0) continue;
     lanes_.push_back({payload.data, payload.stride, plane.offset, plane.stride, plane.row_bytes});
+    token_bytes += plane.row_bytes;
   }
+  stream_ = token_bytes * round.first_destination[static_cast<std::size_t>(round.num_tokens)] >= kStreamVolume;
   const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
   // Headers of a rank-major dispatch travel with chunk 0, so that one is sent also when there are no tokens.
   const std::int64_t least = final_places() ? 0 : 1;
@@ -210,7 +213,7 @@ void HostEngine::send_token(const Round& round, std::int64_t token) {
     std::byte* space = window(destination.rank).payload(setup_.rank);
     const std::int64_t row = final_places() ? destination.row : token;
     for (const Lane& lane : lanes_) {
-      copy(space + lane.offset + row * lane.stride, lane.from + token * lane.from_stride, lane.row_bytes);
+      copy(space + lane.offset + row * lane.stride, lane.from + token * lane.from_stride, lane.row_bytes, stream_);
     }
   }
 }
