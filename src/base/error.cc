@@ -69,7 +69,7 @@ std::string Status::message() const {
   if (code == StatusCode::kEnqueued) return "enqueued";
   std::string text;
   if (code == StatusCode::kOk) {
-    text = "ok";
+    text.append("ok");
     if (missing_rows > 0) text.append(", but ").append(std::to_string(missing_rows)).append(" rows were dropped");
     return text;
   }

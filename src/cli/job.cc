@@ -81,6 +81,8 @@ class RankJob {
     require_ok(communication_.dispatch(input_, {}, received_));
     times.dispatch_us = microseconds_since(start);
 
+    // Where ranks outnumber cores, a rank that computes would take the core of one that has yet to dispatch.
+    group_.barrier();
     start = Clock::now();
     const TensorView expert_output = expert_output_view();
     experts_.compute({.hidden_states = received_.hidden_states,

@@ -73,7 +73,7 @@ class Core {
        const Backend& backend,
        const MoeParams& params,
        const BackendConfig& config,
-       const CommunicationOptions& options);
+       CommunicationOptions options);
 
   // create.cc. Collective; on failure nothing local is left and every rank throws.
   void build();

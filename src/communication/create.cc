@@ -23,7 +23,7 @@ Fields fields_of(const MoeParams& params) {
 std::string joined(const Fields& fields) {
   std::string text;
   for (const auto& [field, value] : fields)
-    text += field + "=" + value + "\n";
+    text.append(field).append("=").append(value).append("\n");
   return text;
 }
 
@@ -70,10 +70,10 @@ Core::Core(Group group,
            const Backend& backend,
            const MoeParams& params,
            const BackendConfig& config,
-           const CommunicationOptions& options)
+           CommunicationOptions options)
     : group_(std::move(group)),
       config_(config),
-      options_(options),
+      options_(std::move(options)),
       limits_{.backend = &backend, .params = params, .rank = group_.rank(), .num_ranks = group_.num_ranks()} {}
 
 Core::~Core() {
