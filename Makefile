@@ -24,7 +24,7 @@ build/%/build.ninja:
 
 define program
 	@tools/install_packages build test
-	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@$(MAKE) --no-print-directory --silent $(BUILD)/build.ninja
 	@cmake --build --preset $(PRESET) --target tokenyard_program
 endef
 
@@ -34,7 +34,7 @@ run:
 
 test:
 	@tools/install_packages build test
-	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@$(MAKE) --no-print-directory --silent $(BUILD)/build.ninja
 	@cmake --build --preset $(PRESET)
 	@ctest --preset $(PRESET)
 
@@ -45,14 +45,14 @@ bench:
 
 check:
 	@tools/install_packages build test check
-	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@$(MAKE) --no-print-directory --silent $(BUILD)/build.ninja
 	@tools/check $(BUILD)
 
 test-sanitize:
 	@tools/install_packages build test
 	@for preset in asan tsan; do \
 	  echo "== $$preset"; \
-	  $(MAKE) --no-print-directory build/$$preset/build.ninja && \
+	  $(MAKE) --no-print-directory --silent build/$$preset/build.ninja && \
 	  tools/without_aslr cmake --build --preset $$preset && \
 	  tools/without_aslr ctest --preset $$preset || exit 1; \
 	done
@@ -63,7 +63,7 @@ docs:
 
 install:
 	@tools/install_packages build test
-	@$(MAKE) --no-print-directory $(BUILD)/build.ninja
+	@$(MAKE) --no-print-directory --silent $(BUILD)/build.ninja
 	@cmake --build --preset $(PRESET)
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 

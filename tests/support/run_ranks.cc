@@ -65,7 +65,7 @@ void run_rank(const Group& group, const RankFunction& fn, Progress& progress) {
 [[noreturn]] void give_up(const Progress& progress, std::chrono::seconds limit) {
   std::string text = "run_ranks: after " + std::to_string(limit.count()) + " s these ranks hang:";
   for (std::size_t rank = 0; rank < progress.finished.size(); ++rank) {
-    if (!progress.finished[rank]) text += " " + std::to_string(rank);
+    if (!progress.finished[rank]) text.append(" ").append(std::to_string(rank));
   }
   if (!progress.first_failure.empty()) text += "; first failure: " + progress.first_failure;
   std::fprintf(stderr, "%s\n[  FAILED  ] hung ranks cannot be ended, so the program exits\n", text.c_str());
@@ -182,7 +182,7 @@ void run_processes(int num_ranks, const RankFunction& fn, const RunOptions& opti
   for (int rank = 0; rank < num_ranks; ++rank) {
     Child& child = children[static_cast<std::size_t>(rank)];
     if (child.pipe >= 0) {
-      hung += " " + std::to_string(rank);
+      hung.append(" ").append(std::to_string(rank));
       ::kill(child.pid, SIGKILL);
       ::close(child.pipe);
     }

@@ -122,7 +122,7 @@ TEST(SystemTcpSocket, ParsesAddresses) {
   EXPECT_EQ(parse_tcp_address("host-a.example:65535").text(), "host-a.example:65535");
   for (const char* bad : {"", "localhost", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:12x", ":80",
                           "::1:80", "[::1]", "[::1:80", "[]:80", "a:-1", "a:+1", "a: 1"}) {
-    expect_error(ErrorCode::kInvalidArgument, {"'" + std::string(bad) + "'", "127.0.0.1:29500"},
+    expect_error(ErrorCode::kInvalidArgument, {std::string("'").append(bad).append("'"), "127.0.0.1:29500"},
                  [&] { (void)parse_tcp_address(bad); });
   }
 }
