@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "communication/misuse.h"
-
 namespace tokenyard::communication {
 
 Error Core::with_rank(const Error& error) const {

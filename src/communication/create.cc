@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "communication/core.h"
-#include "communication/misuse.h"
 
 namespace tokenyard::communication {
 namespace {

@@ -91,7 +91,6 @@ class Engine {
   // Waits until no peer reads this rank's combine section any more, so that it may be written.
   virtual Status acquire_combine_section() = 0;
 
-  // Whether the rows of every rank are where this rank can load them.
   // The sticky fault; kOk when there is none.
   [[nodiscard]] virtual Status fault() const = 0;
   // Forgets faults and open operations. Between two barriers of the group, with no rank inside an operation; `epoch`

@@ -73,7 +73,6 @@ void HostEngine::fill_header(const DispatchRequest& request, const Round& round,
   header.mask = mask;
   header.digest = request.digest;
   header.agreed = request.agreed;
-  header.row_limit = request.row_limit;
   header.num_tokens = static_cast<std::int32_t>(request.num_tokens);
   header.status = protocol::HeaderStatus::kOk;
   const auto rows = static_cast<std::uint32_t>(round.rows_sent[static_cast<std::size_t>(to)]);

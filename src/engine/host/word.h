@@ -12,9 +12,9 @@ namespace tokenyard::engine::host {
 enum class ReleaseSite : int {
   kHeader,           // counts, header and chunk 0 -> ControlPlane::wait_header of the receiver
   kChunk,            // rows of a chunk -> HostEngine::receive_chunks
-  kReleased,         // last read of a dispatch's rows -> wait_released of their sources before they store again
+  kReleased,         // last read of a dispatch's rows -> wait_rows_released, wait_headers_read of the sources
   kCombineHeader,    // expert output rows -> wait_header of the origins
-  kCombineReleased,  // last read of expert output rows -> acquire_combine_section of their owner
+  kCombineReleased,  // last read of expert output rows -> wait_combine_section of their owner
 };
 
 inline constexpr int kNumReleaseSites = 5;
