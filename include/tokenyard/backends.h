@@ -18,13 +18,15 @@ enum class OutputLayout : std::uint8_t {
   kEveryRank,  // [sum of tokens, ...]: every rank's rows in rank order
   kCompact,    // [n_recv, ...]: one row per (token, rank), ordered by (source rank, token)
   kRankMajor,  // [num_ranks, tokens_per_rank, ...]: row = token index of the source rank
+  // [num_local_experts, num_ranks * max_tokens_per_rank, ...]: an expert's rows from 0 on, by (source rank, token)
+  kExpertMajor,
 };
 enum class IdSpace : std::uint8_t {
   kCargo,   // ids travel like any payload and are not looked at
   kGlobal,  // ids as dispatched; unused rows carry the invalid id
   kLocal,   // this rank's experts count from 0; -1 for other ranks' experts
 };
-enum class WeightRule : std::uint8_t { kNone, kCaller };  // who multiplies by topk_weights
+enum class WeightRule : std::uint8_t { kNone, kCaller, kCombine };  // who multiplies by topk_weights
 enum class Reduction : std::uint8_t { kNone, kSumOverRanks };
 enum class HandleUse : std::uint8_t { kNone, kOnce, kReplay };
 enum class Ownership : std::uint8_t { kNone, kView, kViewOrOwned };
@@ -63,6 +65,8 @@ struct Contract {
   bool takes_expert_alignment = false;
   bool takes_bias = false;
   bool returns_weights = false;
+  bool takes_cast = false;                // DispatchOptions::cast
+  bool takes_receive_statistics = false;  // DispatchOptions::{routes_per_expert, wait_per_source}
   // Growth and per-call rows narrower than MoeParams::hidden_size.
   bool grows = false;
 };
@@ -78,6 +82,13 @@ struct HighThroughputConfig {
   int max_num_sms = 20;  // cap of set_num_sms
 };
 
+// What `DeepEPLLAll2AllManager` does: expert-major rows, cast on the way, weighted by combine.
+struct LowLatencyConfig {
+  // Rows of combine cross as 10-bit logarithms, 160 + 8 bytes for 128 values (docs/formats.md: within 2.25 % of each
+  // value, or within 2^-32 of the largest of its 128) instead of the dtype of MoeParams.
+  bool use_logarithmic_combine = false;
+};
+
 // What `FlashInferNVLinkOneSidedManager` does: rank-major rows for a list of payloads.
 struct OneSidedConfig {
   std::int64_t extra_payload_bytes_per_token = 0;
@@ -87,10 +98,21 @@ struct OneSidedConfig {
   bool use_low_precision_combine = false;
 };
 
+// What `FlashInferNVLinkTwoSidedManager` does: rank-major rows through windows whose size does not depend on tokens.
+struct TwoSidedConfig {
+  // Bytes of the queue from one rank to another; at least two rows of one token must fit.
+  std::int64_t queue_bytes_per_peer = 256 << 10;
+};
+
 // What `PassThroughAll2AllManager` does: nothing; creation is an error that says why.
 struct PassthroughConfig {};
 
-using BackendConfig = std::variant<AllGatherConfig, HighThroughputConfig, OneSidedConfig, PassthroughConfig>;
+using BackendConfig = std::variant<AllGatherConfig,
+                                   HighThroughputConfig,
+                                   LowLatencyConfig,
+                                   OneSidedConfig,
+                                   TwoSidedConfig,
+                                   PassthroughConfig>;
 
 struct Support {
   enum class State : std::uint8_t { kUsable, kUnusable, kUndetermined };

@@ -37,6 +37,14 @@ struct DispatchInput {
   std::span<const TensorView> extra_payloads{};  // each [num_tokens, *] of any dtype, opaque; at most 16
 };
 
+// What the sender turns rows of MoeParams::dtype into: f8e4m3 with a scale for each 128 values (docs/formats.md).
+enum class DispatchCast : std::uint8_t {
+  kNone,
+  kFp8Block128,            // scales f32: largest magnitude / 448
+  kFp8Block128PowerOfTwo,  // scales f32: the same, rounded up to a power of two
+  kFp8Block128Ue8m0,       // scales e8m0: that power's exponent, four to an aligned 32-bit word
+};
+
 class Handle;
 struct DispatchResult;
 
@@ -53,6 +61,10 @@ struct DispatchOptions {
   std::optional<std::int64_t> num_worst_tokens{};
   int expert_alignment = 1;  // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
   int num_sms = 0;           // 0: the library chooses; the host engine has none to spend
+  DispatchCast cast = DispatchCast::kNone;  // low_latency; equal on all ranks
+  // low_latency: running statistics of the caller, added to by each dispatch. [num_local_experts] i32: routes to each
+  // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source.
+  TensorView routes_per_expert{}, wait_per_source{};
   // The caller's tensors for outputs; a member that is not defined is a view of the window, or comes from
   // CommunicationOptions::allocate_output. A tensor with room for more rows than needed is taken. Too few rows are
   // kOverflow where the number is known only after the exchange, and kInvalidArgument for rank-major results.
@@ -105,6 +117,9 @@ struct DispatchResult {
   TensorView router_logits{};
   TensorView eplb_gathered_stats{};  // [num_ranks, n] i32
   std::vector<TensorView> extra_payloads{};
+  // Expert major: [num_local_experts, num_ranks * max_tokens_per_rank] i32, the token index that each row has at its
+  // source; and [num_local_experts, num_ranks, 2] i32, {first row, rows} of each source rank.
+  TensorView source_tokens{}, source_ranges{};
   RowCounts counts{};
   Handle handle{};
 };
@@ -112,9 +127,13 @@ struct DispatchResult {
 struct CombineInput {
   // One row per row of the dispatch result, in its order and layout (rank major also as [num_ranks *
   // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts. Each row is rounded
-  // once to the wire dtype: MoeParams::dtype, or f8e4m3 with OneSidedConfig::use_low_precision_combine.
+  // once to the wire dtype: MoeParams::dtype, or f8e4m3 with OneSidedConfig::use_low_precision_combine. low_latency
+  // instead takes [num_local_experts, num_ranks * max_tokens_per_rank, hidden] as the experts gave it; combine weighs
+  // and reduces it over this rank's experts, in k order, before that rounding.
   TensorView expert_output{};
-  TensorView topk_weights{};         // high_throughput: [n_recv, top_k] f32 to bring back to their tokens
+  // high_throughput: [n_recv, top_k] f32 to bring back to their tokens. low_latency: [num_tokens, top_k] f32, the
+  // weights of this rank's tokens, unless they were given at dispatch.
+  TensorView topk_weights{};
   std::array<TensorView, 2> bias{};  // high_throughput: [num_tokens, hidden] of the output's dtype, added in order
 };
 

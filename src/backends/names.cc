@@ -14,6 +14,8 @@ std::string_view name(OutputLayout value) {
       return "compact";
     case OutputLayout::kRankMajor:
       return "rank_major";
+    case OutputLayout::kExpertMajor:
+      return "expert_major";
   }
   return "unknown";
 }
@@ -31,7 +33,15 @@ std::string_view name(IdSpace value) {
 }
 
 std::string_view name(WeightRule value) {
-  return value == WeightRule::kCaller ? "caller" : "none";
+  switch (value) {
+    case WeightRule::kNone:
+      return "none";
+    case WeightRule::kCaller:
+      return "caller";
+    case WeightRule::kCombine:
+      return "combine";
+  }
+  return "unknown";
 }
 
 std::string_view name(Reduction value) {
