@@ -7,6 +7,7 @@
 #include "tokenyard/dispatch.h"
 #include "tokenyard/error.h"
 #include "tokenyard/group.h"
+#include "tokenyard/manager.h"
 #include "tokenyard/params.h"
 #include "tokenyard/tensor.h"
 #include "tokenyard/version.h"

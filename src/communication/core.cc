@@ -3,13 +3,12 @@
 
 #include <utility>
 
+#include "communication/agreement.h"
+
 namespace tokenyard::communication {
 
 Error Core::with_rank(const Error& error) const {
-  const std::string prefix = "rank " + std::to_string(limits_.rank) + ": ";
-  const std::string text = error.what();
-  if (text.starts_with(prefix)) return error;
-  return {error.code(), prefix + text, limits_.rank, error.peer()};
+  return named(error, limits_.rank);
 }
 
 void Core::require_usable() const {

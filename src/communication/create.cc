@@ -4,66 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "communication/agreement.h"
 #include "communication/core.h"
 
 namespace tokenyard::communication {
-namespace {
-
-Fields fields_of(const MoeParams& params) {
-  return {{"MoeParams::num_experts", std::to_string(params.num_experts)},
-          {"MoeParams::top_k", std::to_string(params.top_k)},
-          {"MoeParams::hidden_size", std::to_string(params.hidden_size)},
-          {"MoeParams::max_tokens_per_rank", std::to_string(params.max_tokens_per_rank)},
-          {"MoeParams::dtype", std::string(name(params.dtype))},
-          {"MoeParams::dispatch_format", std::string(name(params.dispatch_format))},
-          {"MoeParams::invalid_expert_id", std::to_string(params.invalid_expert_id)}};
-}
-
-std::string joined(const Fields& fields) {
-  std::string text;
-  for (const auto& [field, value] : fields)
-    text.append(field).append("=").append(value).append("\n");
-  return text;
-}
-
-std::string text_of(const Bytes& bytes) {
-  std::string text(bytes.size(), '\0');
-  if (!bytes.empty()) std::memcpy(text.data(), bytes.data(), bytes.size());
-  return text;
-}
-
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text));
-}
-
-std::string line_at(const std::string& text, std::size_t start) {
-  return text.substr(start, std::min(text.find('\n', start), text.size()) - start);
-}
-
-// The first field in which the ranks' texts differ, with each rank's value.
-std::string first_difference(const std::vector<std::string>& texts) {
-  std::size_t at = texts[0].size();
-  for (const std::string& text : texts) {
-    const auto ends = std::ranges::mismatch(texts[0], text);
-    at = std::min(at, static_cast<std::size_t>(ends.in1 - texts[0].begin()));
-  }
-  const std::size_t newline = texts[0].rfind('\n', at == 0 ? 0 : at - 1);
-  const std::size_t start = newline == std::string::npos ? 0 : newline + 1;
-  const std::string line = line_at(texts[0], start);
-  std::string message = "ranks disagree on " + line.substr(0, line.find('=')) + ":";
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const std::string own = start <= texts[rank].size() ? line_at(texts[rank], start) : "";
-    message += (rank == 0 ? " rank " : ", rank ") + std::to_string(rank) + ": " + own.substr(own.find('=') + 1);
-  }
-  return message;
-}
-
-Status status_of(const Error& error, int rank, Phase phase) {
-  const StatusCode code = error.code() == ErrorCode::kPeerLost ? StatusCode::kPeerLost : StatusCode::kTimeout;
-  return {.code = code, .fault = {.rank = rank, .peer = error.peer(), .phase = phase}};
-}
-
-}  // namespace
 
 Core::Core(Group group,
            const Backend& backend,
@@ -95,7 +39,6 @@ void Core::log(LogLevel level, const std::string& text) const {
 
 // Everything that must agree, in one exchange; a rank whose arguments make no sense says so in its place.
 void Core::require_agreement() {
-  constexpr char kFailed = '!';
   std::optional<Error> failure;
   std::string text;
   try {
@@ -116,32 +59,12 @@ void Core::require_agreement() {
     text = joined(fields);
   } catch (const Error& error) {
     failure = error;
-    text = kFailed + std::string(error.what());
   }
-  std::vector<std::string> texts;
-  for (const Bytes& bytes : group_.all_gather(bytes_of(text)))
-    texts.push_back(text_of(bytes));
-  if (failure) throw with_rank(*failure);
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (!texts[rank].starts_with(kFailed)) continue;
-    throw with_rank(Error(ErrorCode::kPeerFailed, "rank " + std::to_string(rank) + " failed: " + texts[rank].substr(1),
-                          limits_.rank, static_cast<int>(rank)));
-  }
-  if (std::ranges::adjacent_find(texts, std::ranges::not_equal_to{}) != texts.end()) {
-    throw with_rank(Error(ErrorCode::kMismatch, first_difference(texts)));
-  }
+  require_equal(gather_texts(group_, text, failure), limits_.rank);
 }
 
 void Core::share_outcome(const std::optional<Error>& failure) const {
-  const std::string text = failure ? failure->what() : "";
-  const std::vector<Bytes> outcomes = group_.all_gather(bytes_of(text));
-  if (failure) throw with_rank(*failure);
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (outcomes[rank].empty()) continue;
-    throw with_rank(Error(ErrorCode::kPeerFailed,
-                          "rank " + std::to_string(rank) + " failed: " + text_of(outcomes[rank]), limits_.rank,
-                          static_cast<int>(rank)));
-  }
+  gather_texts(group_, "", failure);
 }
 
 void Core::build() {
