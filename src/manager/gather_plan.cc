@@ -73,25 +73,28 @@ std::span<const std::int64_t> GatherPlan::equal_sizes(const Group& group, std::i
 }
 
 std::span<const std::int64_t> GatherPlan::sizes_of_dispatch(const Group& group, std::int64_t own_rows) {
-  if (dp_.num_ranks() == 1) return equal_sizes(group, own_rows);
-  const auto sizes = step_sizes(group);
+  return dp_.num_ranks() == 1 ? equal_sizes(group, own_rows) : step_sizes(group);
+}
+
+std::span<const std::int64_t> GatherPlan::sizes_of_combine(const Group& group, std::int64_t rows) {
+  if (dp_.num_ranks() > 1) return step_sizes(group);
+  if (rows % group.num_ranks() == 0) return equal_sizes(group, rows / group.num_ranks());
+  throw Error(ErrorCode::kInvalidArgument, "hidden_states has " + std::to_string(rows) +
+                                               " rows, which do not divide by the " +
+                                               std::to_string(group.num_ranks()) + " ranks of this call");
+}
+
+void GatherPlan::require_own(const Group& group, std::span<const std::int64_t> sizes, std::int64_t own_rows) {
   const std::int64_t own = sizes[static_cast<std::size_t>(group.rank())];
-  if (own == own_rows) return sizes;
+  if (own == own_rows) return;
   throw Error(ErrorCode::kInvalidArgument, "the step's list of token counts says " + std::to_string(own) +
                                                " rows for rank " + std::to_string(group.rank()) +
                                                " and hidden_states has " + std::to_string(own_rows));
 }
 
-std::span<const std::int64_t> GatherPlan::sizes_of_combine(const Group& group, std::int64_t rows) {
-  if (dp_.num_ranks() == 1) {
-    if (rows % group.num_ranks() == 0) return equal_sizes(group, rows / group.num_ranks());
-    throw Error(ErrorCode::kInvalidArgument, "hidden_states has " + std::to_string(rows) +
-                                                 " rows, which do not divide by the " +
-                                                 std::to_string(group.num_ranks()) + " ranks of this call");
-  }
-  const auto sizes = step_sizes(group);
+void GatherPlan::require_sum(std::span<const std::int64_t> sizes, std::int64_t rows) {
   const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-  if (sum == rows) return sizes;
+  if (sum == rows) return;
   throw Error(ErrorCode::kInvalidArgument, "the step's list of token counts adds up to " + std::to_string(sum) +
                                                " rows and hidden_states has " + std::to_string(rows));
 }

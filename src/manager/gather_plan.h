@@ -27,6 +27,9 @@ class GatherPlan {
   [[nodiscard]] std::span<const std::int64_t> sizes_of_dispatch(const Group& group, std::int64_t own_rows);
   // Rows that each rank gets back when all ranks together have `rows`.
   [[nodiscard]] std::span<const std::int64_t> sizes_of_combine(const Group& group, std::int64_t rows);
+  // Whether these sizes say what the tensor does, apart so that a caller who is told off knows the sizes of the others.
+  static void require_own(const Group& group, std::span<const std::int64_t> sizes, std::int64_t own_rows);
+  static void require_sum(std::span<const std::int64_t> sizes, std::int64_t rows);
 
  private:
   [[nodiscard]] std::span<const std::int64_t> step_sizes(const Group& group) const;

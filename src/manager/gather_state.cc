@@ -49,6 +49,7 @@ void GatherState::read_dispatch(const TensorView& hidden_states,
                                 Call& call) {
   require_rows(hidden_states, "hidden_states");
   call.kind = kind_of(hidden_states);
+  call.sizes = plan_.sizes_of_dispatch(*call.group, hidden_states.num_rows());
   for (const Named& each : with) {
     if (!each.tensor->defined()) refuse(std::string(each.name) + " is not given");
     call.extra_bytes += each.tensor->row_bytes();
@@ -64,7 +65,7 @@ void GatherState::read_dispatch(const TensorView& hidden_states,
       call.extra_bytes += extra.row_bytes();
     }
   }
-  call.sizes = plan_.sizes_of_dispatch(*call.group, hidden_states.num_rows());
+  GatherPlan::require_own(*call.group, call.sizes, hidden_states.num_rows());
 }
 
 void GatherState::read_combine(const TensorView& hidden_states, Call& call) {
@@ -74,6 +75,7 @@ void GatherState::read_combine(const TensorView& hidden_states, Call& call) {
   }
   call.kind = {hidden_states.shape[1], hidden_states.dtype};
   call.sizes = plan_.sizes_of_combine(*call.group, hidden_states.num_rows());
+  GatherPlan::require_sum(call.sizes, hidden_states.num_rows());
 }
 
 void GatherState::announce(const Call& call, bool combining, const Error& error) {
@@ -201,6 +203,7 @@ TensorView GatherState::allocate_combine_input(std::int64_t num_rows, const RowK
   try {
     const Group& group = plan_.group(sequence_parallel);
     const auto sizes = plan_.sizes_of_combine(group, num_rows);
+    GatherPlan::require_sum(sizes, num_rows);
     const bool equal = std::ranges::adjacent_find(sizes, std::ranges::not_equal_to{}) == sizes.end();
     Room* room = rooms_.find(group, kind);
     if (!equal || room == nullptr || !holds_round(*room, sizes)) return {};
