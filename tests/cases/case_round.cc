@@ -24,15 +24,15 @@ std::int64_t id_at(const TensorView& ids, std::int64_t row, int slot) {
   return id;
 }
 
-// Weighted sum of this rank's experts for one received row.
-void apply_experts(const Communication& communication,
-                   const DispatchResult& result,
-                   std::int64_t row,
-                   Experts experts,
-                   std::vector<float>& sums) {
-  const MoeParams& params = communication.params();
+// Weighted sum of this rank's experts for one received row. The world's params count: the communication may have been
+// made for more.
+std::vector<float> apply_experts(const Communication& communication,
+                                 const MoeParams& params,
+                                 const DispatchResult& result,
+                                 std::int64_t row,
+                                 Experts experts) {
+  std::vector<float> sums(static_cast<std::size_t>(params.hidden_size));
   const bool local = communication.contract().id_space == IdSpace::kLocal;
-  std::fill(sums.begin(), sums.end(), 0.0F);
   for (int slot = 0; slot < params.top_k; ++slot) {
     std::int64_t expert = id_at(result.topk_ids, row, slot);
     if (local && expert >= 0) expert += first_expert_of(params, communication.rank(), communication.num_ranks());
@@ -43,6 +43,7 @@ void apply_experts(const Communication& communication,
       sums[column] += weight * (expert_factor(expert, experts) * x);
     }
   }
+  return sums;
 }
 
 std::vector<std::byte> expected_output(const World& world, int rank, Dtype dtype, Experts experts) {
@@ -110,14 +111,13 @@ IdTable repeated(std::int64_t num_tokens, const std::vector<std::int64_t>& row) 
 
 void moe_round(
     Communication& communication, const World& world, const RoundPlan& plan, DispatchResult& result, Experts experts) {
-  const MoeParams& params = communication.params();
+  const MoeParams& params = world.spec.params;
   dispatch_and_check(communication, world, plan, result);
   const std::int64_t rows = num_flat_rows(result.hidden_states);
   Tensor expert_output(params.dtype, {rows, params.hidden_size}, {.poison = kNanPoison});
-  std::vector<float> sums(static_cast<std::size_t>(params.hidden_size));
   const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
   for (const ExpectedRow& row : expected.rows) {  // the others stay NaN
-    apply_experts(communication, result, row.position, experts, sums);
+    const std::vector<float> sums = apply_experts(communication, params, result, row.position, experts);
     for (std::int64_t column = 0; column < params.hidden_size; ++column) {
       store(params.dtype, expert_output.row(row.position), column, sums[static_cast<std::size_t>(column)]);
     }
