@@ -6,7 +6,7 @@
 // Thread rule: every function may be called from any thread of the rank; one re-entrant lock guards the manager, also
 // while a call waits for other ranks (so a log sink may call accessors). What comes out keeps its own rule: a
 // communication, also one that layers share, is used by one thread at a time, and so are the gather calls' results.
-// `destroy`, `cleanup` and a growing `initialize` want no round under way on any thread.
+// `destroy`, `cleanup`, `set_num_sms` and a growing `initialize` want no round under way on any thread of the rank.
 // Collective calls must be made by all ranks in the same order; each function says when it is one.
 #pragma once
 
@@ -146,7 +146,8 @@ struct GatherResult {
 
 // The tensor-level calls of `all_gather`. Which ranks take part, and how many rows each brings, follows from
 // ManagerOptions::parallel and All2AllManager::set_step_num_tokens (docs/manager.md). Every call but
-// allocate_combine_input is collective over those ranks. Misuse throws and is announced: the others return kAborted.
+// allocate_combine_input is collective over those ranks. Misuse throws and is announced: ranks that wait for
+// this one return kAborted, or throw kPeerFailed when they are making a window.
 class GatherCalls final {
  public:
   // hidden_states [num_tokens, row], weights and ids [num_tokens, *] of any dtype: ids are cargo.
