@@ -18,7 +18,6 @@ using manager::State;
 using support::check;
 using support::check_eq;
 using support::check_throws;
-using support::RankKind;
 using support::run_ranks;
 
 constexpr int kRanks = 8;
