@@ -45,6 +45,21 @@ void apply_experts(const Communication& communication,
   }
 }
 
+// What one expert makes of one of its rows; weights are combine's affair.
+void apply_expert(const Communication& communication,
+                  const DispatchResult& result,
+                  const ExpectedRow& row,
+                  Experts experts,
+                  std::vector<float>& sums) {
+  const MoeParams& params = communication.params();
+  const std::int64_t first = first_expert_of(params, communication.rank(), communication.num_ranks());
+  for (std::size_t column = 0; column < sums.size(); ++column) {
+    const std::byte* from = row_of(result.hidden_states, row.position);
+    sums[column] =
+        expert_factor(first + row.expert, experts) * load(params.dtype, from, static_cast<std::int64_t>(column));
+  }
+}
+
 std::vector<std::byte> expected_output(const World& world, int rank, Dtype dtype, Experts experts) {
   const MoeParams& params = world.spec.params;
   const RankData& data = world.rank(rank);
@@ -117,7 +132,11 @@ void moe_round(
   std::vector<float> sums(static_cast<std::size_t>(params.hidden_size));
   const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
   for (const ExpectedRow& row : expected.rows) {  // the others stay NaN
-    apply_experts(communication, result, row.position, experts, sums);
+    if (row.expert >= 0) {
+      apply_expert(communication, result, row, experts, sums);
+    } else {
+      apply_experts(communication, result, row.position, experts, sums);
+    }
     for (std::int64_t column = 0; column < params.hidden_size; ++column) {
       store(params.dtype, expert_output.row(row.position), column, sums[static_cast<std::size_t>(column)]);
     }

@@ -41,15 +41,17 @@ def tensor(path, name):
     begin, end = header[name]["data_offsets"]
     return data[begin:end]
 
+BACKENDS = ["all_gather", "high_throughput", "low_latency", "one_sided", "two_sided"]  # that move tokens
+
 
 class Info(unittest.TestCase):
     def test_json_has_the_program_and_every_backend(self):
         program, *backends = json_lines("info")
         self.assertEqual(program["engines"], ["host"])
         self.assertEqual(program["fabrics"], ["host"])
-        self.assertEqual([b["backend"] for b in backends], ["all_gather", "high_throughput", "one_sided", "passthrough"])
+        self.assertEqual([b["backend"] for b in backends], BACKENDS + ["passthrough"])
         for backend in backends:
-            self.assertEqual(len(backend["contract"]), 23)
+            self.assertEqual(len(backend["contract"]), 26)
             self.assertTrue(backend["seed_class"].endswith("Manager"))
             if backend["support"] != "usable":
                 self.assertNotEqual(backend["reason"], "")
@@ -57,7 +59,7 @@ class Info(unittest.TestCase):
     def test_people_see_every_backend(self):
         result = run("info")
         self.assertEqual(result.returncode, 0)
-        for name in ("all_gather", "high_throughput", "one_sided", "passthrough", "output_layout", "grows"):
+        for name in BACKENDS + ["passthrough", "output_layout", "grows"]:
             self.assertIn(name, result.stdout)
 
 
@@ -74,7 +76,7 @@ class Run(unittest.TestCase):
 
     def test_all_is_every_backend_that_moves_tokens(self):
         lines = json_lines("run", "--num-ranks", 3, "--num-rounds", 1)
-        self.assertEqual([line["backend"] for line in lines], ["all_gather", "high_throughput", "one_sided"])
+        self.assertEqual([line["backend"] for line in lines], BACKENDS)
         self.check_lines(lines, 3, "threads", "bf16")
 
     def test_rows_are_those_that_the_routes_ask_for(self):
