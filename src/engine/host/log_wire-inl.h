@@ -32,7 +32,7 @@ inline constexpr std::size_t kLogBlockBytes = protocol::log_block_bytes(protocol
 // Four codes are five bytes: 16-bit lanes of a word come together in pairs, then pairs of pairs.
 HWY_INLINE std::uint64_t pack_four(std::uint64_t lanes) {
   const std::uint64_t pairs = (lanes & 0x000003FF000003FFu) | ((lanes >> 6) & 0x000FFC00000FFC00u);
-  return (pairs & 0xFFFFFu) | (pairs >> 12);
+  return (pairs & 0xFFFFFu) | ((pairs >> 12) & 0xFFFFF00000u);
 }
 
 HWY_INLINE std::uint64_t unpack_four(std::uint64_t packed) {
