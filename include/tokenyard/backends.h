@@ -109,12 +109,8 @@ struct TwoSidedConfig {
 // What `PassThroughAll2AllManager` does: nothing; creation is an error that says why.
 struct PassthroughConfig {};
 
-using BackendConfig = std::variant<AllGatherConfig,
-                                   HighThroughputConfig,
-                                   LowLatencyConfig,
-                                   OneSidedConfig,
-                                   TwoSidedConfig,
-                                   PassthroughConfig>;
+using BackendConfig = std::
+    variant<AllGatherConfig, HighThroughputConfig, LowLatencyConfig, OneSidedConfig, TwoSidedConfig, PassthroughConfig>;
 
 struct Support {
   enum class State : std::uint8_t { kUsable, kUnusable, kUndetermined };

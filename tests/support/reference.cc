@@ -10,6 +10,7 @@
 #include "support/casts.h"
 #include "support/check.h"
 #include "support/rng.h"
+#include "unit/log_wire_reference.h"
 
 namespace tokenyard::support {
 namespace {
@@ -238,8 +239,9 @@ std::vector<std::byte> expect_combine(const World& world, int rank, const Combin
     std::vector<float> sums(static_cast<std::size_t>(hidden), 0.0F);
     for (const int receiver : of_token[static_cast<std::size_t>(token)]) {
       const std::vector<float> sent = sent_row(world, {.source = rank, .token = token, .position = 0}, receiver, rule);
+      const std::vector<float> crossed = rule.logarithmic ? reference::log_row(sent).decoded : std::vector<float>();
       for (std::size_t column = 0; column < sums.size(); ++column)
-        sums[column] += decode(wire, encode(wire, sent[column]));
+        sums[column] += rule.logarithmic ? crossed[column] : decode(wire, encode(wire, sent[column]));
     }
     for (std::int64_t column = 0; column < hidden; ++column) {
       const std::int64_t at = token * hidden + column;

@@ -70,6 +70,7 @@ struct CombineRule {
   ExpertData experts{};
   Dtype output_dtype = Dtype::kBf16;
   bool low_precision = false;  // rows cross as f8e4m3
+  bool logarithmic = false;    // rows cross as 10-bit logarithms
   int num_biases = 0;
   int bias_rank = 0;  // biases are hashes too, of the rank that adds them
 };

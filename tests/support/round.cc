@@ -159,11 +159,17 @@ void prepare_output(const Communication& communication,
   tensors.options.topk_weights_output = tensors.weights_output.view();
 }
 
+bool uses_logarithms(const Communication& communication) {
+  const auto* config = std::get_if<LowLatencyConfig>(&communication.config());
+  return config != nullptr && config->use_logarithmic_combine;
+}
+
 CombineRule combine_rule(const Communication& communication, const RoundPlan& plan) {
   return {.layout = layout_rule(communication, plan),
           .experts = {.seed = plan.seed, .dtype = plan.expert_dtype, .specials = plan.special_values},
           .output_dtype = plan.output_dtype,
           .low_precision = uses_low_precision(communication),
+          .logarithmic = uses_logarithms(communication),
           .num_biases = plan.num_biases,
           .bias_rank = communication.rank()};
 }
