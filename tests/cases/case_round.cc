@@ -39,13 +39,19 @@ std::int64_t id_at(const TensorView& ids, std::int64_t row, int slot) {
   return id;
 }
 
-// Expert-major rows belong to one expert each, and combine weighs them.
+struct ReceivedRow {
+  const DispatchResult& result;
+  std::int64_t row = 0;
+};
+
+// Expert-major rows belong to one expert each, and combine weighs them. The world's params count: the communication may
+// have been made for more.
 void apply_own_expert(const Communication& communication,
-                      const DispatchResult& result,
-                      std::int64_t row,
+                      const MoeParams& params,
+                      const ReceivedRow& received,
                       Experts experts,
                       std::vector<float>& values) {
-  const MoeParams& params = communication.params();
+  const auto& [result, row] = received;
   const std::int64_t expert =
       first_expert_of(params, communication.rank(), communication.num_ranks()) + row / result.hidden_states.shape[1];
   for (std::size_t column = 0; column < values.size(); ++column) {
@@ -56,15 +62,15 @@ void apply_own_expert(const Communication& communication,
 
 // Weighted sum of this rank's experts for one received row.
 void apply_experts(const Communication& communication,
-                   const DispatchResult& result,
-                   std::int64_t row,
+                   const MoeParams& params,
+                   const ReceivedRow& received,
                    Experts experts,
                    std::vector<float>& sums) {
-  const MoeParams& params = communication.params();
   if (communication.contract().output_layout == OutputLayout::kExpertMajor) {
-    apply_own_expert(communication, result, row, experts, sums);
+    apply_own_expert(communication, params, received, experts, sums);
     return;
   }
+  const auto& [result, row] = received;
   const bool local = communication.contract().id_space == IdSpace::kLocal;
   std::fill(sums.begin(), sums.end(), 0.0F);
   for (int slot = 0; slot < params.top_k; ++slot) {
@@ -76,21 +82,6 @@ void apply_experts(const Communication& communication,
       const float x = load(params.dtype, row_of(result.hidden_states, row), static_cast<std::int64_t>(column));
       sums[column] += weighted_value(experts, expert, weight, x);
     }
-  }
-}
-
-// What one expert makes of one of its rows; weights are combine's affair.
-void apply_expert(const Communication& communication,
-                  const DispatchResult& result,
-                  const ExpectedRow& row,
-                  Experts experts,
-                  std::vector<float>& sums) {
-  const MoeParams& params = communication.params();
-  const std::int64_t first = first_expert_of(params, communication.rank(), communication.num_ranks());
-  for (std::size_t column = 0; column < sums.size(); ++column) {
-    const std::byte* from = row_of(result.hidden_states, row.position);
-    sums[column] =
-        expert_factor(first + row.expert, experts) * load(params.dtype, from, static_cast<std::int64_t>(column));
   }
 }
 
@@ -171,11 +162,7 @@ Tensor expert_rows(const Communication& communication,
   std::vector<float> sums(static_cast<std::size_t>(params.hidden_size));
   const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
   for (const ExpectedRow& row : expected.rows) {  // the others stay NaN
-    if (row.expert >= 0) {
-      apply_expert(communication, result, row, experts, sums);
-    } else {
-      apply_experts(communication, result, row.position, experts, sums);
-    }
+    apply_experts(communication, params, {result, row.position}, experts, sums);
     for (std::int64_t column = 0; column < params.hidden_size; ++column) {
       store(params.dtype, rows.row(row.position), column, sums[static_cast<std::size_t>(column)]);
     }

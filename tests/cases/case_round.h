@@ -73,10 +73,6 @@ void play_worlds(std::string_view backend,
                  const RoundPlan& plan = {},
                  Experts experts = Experts::kScale);
 
-[[nodiscard]] inline bool takes_any_expert_number(const Contract& contract) {
-  return contract.num_experts_multiple_of == 1;
-}
-
 // A suite whose parameter is the backend.
 class EachBackend : public ::testing::TestWithParam<std::string_view> {};
 

@@ -65,7 +65,7 @@ TEST_P(SourceOffsets, FollowTheCountsOfSourceAndExpert) {
 
 INSTANTIATE_TEST_SUITE_P(Backends,
                          SourceOffsets,
-                         ::testing::ValuesIn(moving_backends_that(takes_any_expert_number)),
+                         ::testing::ValuesIn(moving_backends_that(takes_any_number_of_experts)),
                          backend_name);
 
 }  // namespace

@@ -74,7 +74,7 @@ class QueueWithoutRoom : public EachBackend {};
 
 TEST_P(QueueWithoutRoom, IsRefused) {
   const World world = CaseWorld{.ids = std::vector<IdTable>(2, repeated(2, {0}))}.make();
-  for (const std::int64_t bytes : {0, -1, 8}) {
+  for (const std::int64_t bytes : {-1, 8}) {  // 0 asks for the default
     EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
       check_throws(ErrorCode::kInvalidArgument, {"queue_bytes_per_peer", std::to_string(bytes)}, [&] {
         (void)create_communication(group, world.spec.params, TwoSidedConfig{.queue_bytes_per_peer = bytes});

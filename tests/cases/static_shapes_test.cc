@@ -56,7 +56,7 @@ TEST_P(StaticShapes, AddressesAndShapesStay) {
       check_result(recorded.communication(), static_world(replay), {}, result);
       check_shape(result);
       const TensorView rows = recorded.communication().combine_input(result.handle, Dtype::kF32);
-      check(rows.defined(), "no combine_input");
+      check_eq(rows.defined(), gives_combine_input(recorded.communication().contract()), "combine_input is given");
       const std::vector<void*> now{result.hidden_states.data, result.topk_ids.data, result.topk_weights.data,
                                    rows.data};
       if (!first) first = now;
