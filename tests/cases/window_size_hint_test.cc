@@ -23,11 +23,12 @@ std::vector<Mapping> window_mappings() {
   for (std::string line; std::getline(maps, line);) {
     if (line.find("memfd:tokenyard") == std::string::npos) continue;
     std::istringstream fields(line);
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
+    void* begin = nullptr;
+    void* end = nullptr;
     char dash = '-';
-    fields >> std::hex >> begin >> dash >> end;
-    found.push_back({reinterpret_cast<const std::byte*>(begin), static_cast<std::int64_t>(end - begin)});
+    check(static_cast<bool>(fields >> begin >> dash >> end), "no addresses in " + line);
+    found.push_back({static_cast<const std::byte*>(begin),
+                     static_cast<const std::byte*>(end) - static_cast<const std::byte*>(begin)});
   }
   return found;
 }
