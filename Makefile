@@ -3,7 +3,7 @@
 #
 #   make run             the main job: a layer's tokens to its experts and back, through every backend
 #   make test            build everything and run every test
-#   make bench           the main job with more rounds, ranks as threads and as processes
+#   make bench           dispatch and combine beside memcpy and Open MPI, in turns; the last line has the worst ratios
 #   make check           format, clang-tidy, budgets, public headers
 #   make test-sanitize   the tests under address+undefined, then under the thread sanitizer
 #   make docs            write the generated pages anew
@@ -39,9 +39,10 @@ test:
 	@ctest --preset $(PRESET)
 
 bench:
-	$(program)
-	@$(BUILD)/tokenyard run --num-rounds 20
-	@$(BUILD)/tokenyard run --num-rounds 20 --rank-kind processes
+	@tools/install_packages build test bench
+	@cmake --preset $(PRESET) -DTOKENYARD_BENCH=ON
+	@cmake --build --preset $(PRESET) --target tokenyard_program bench_openmpi
+	@tools/bench_against_peers $(BUILD)
 
 check:
 	@tools/install_packages build test check

@@ -2,6 +2,7 @@
 option(TOKENYARD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TOKENYARD_PROGRAM "Build the tokenyard program" ${PROJECT_IS_TOP_LEVEL})
 option(TOKENYARD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(TOKENYARD_BENCH "Build the peers that the bench compares with, where they are installed" OFF)
 option(TOKENYARD_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(TOKENYARD_CUDA "Build what needs nvcc" OFF)
 set(TOKENYARD_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")

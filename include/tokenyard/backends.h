@@ -65,6 +65,7 @@ struct Contract {
   bool takes_expert_alignment = false;
   bool takes_bias = false;
   bool returns_weights = false;
+  bool gives_combine_input = false;       // Communication::combine_input
   bool takes_cast = false;                // DispatchOptions::cast
   bool takes_receive_statistics = false;  // DispatchOptions::{routes_per_expert, wait_per_source}
   // Growth and per-call rows narrower than MoeParams::hidden_size.
@@ -100,19 +101,16 @@ struct OneSidedConfig {
 
 // What `FlashInferNVLinkTwoSidedManager` does: rank-major rows through windows whose size does not depend on tokens.
 struct TwoSidedConfig {
-  // Bytes of the queue from one rank to another; at least two rows of one token must fit.
-  std::int64_t queue_bytes_per_peer = 256 << 10;
+  // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB, or four rows where these
+  // are more.
+  std::int64_t queue_bytes_per_peer = 0;
 };
 
 // What `PassThroughAll2AllManager` does: nothing; creation is an error that says why.
 struct PassthroughConfig {};
 
-using BackendConfig = std::variant<AllGatherConfig,
-                                   HighThroughputConfig,
-                                   LowLatencyConfig,
-                                   OneSidedConfig,
-                                   TwoSidedConfig,
-                                   PassthroughConfig>;
+using BackendConfig = std::
+    variant<AllGatherConfig, HighThroughputConfig, LowLatencyConfig, OneSidedConfig, TwoSidedConfig, PassthroughConfig>;
 
 struct Support {
   enum class State : std::uint8_t { kUsable, kUnusable, kUndetermined };

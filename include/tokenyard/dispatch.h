@@ -59,8 +59,8 @@ struct DispatchOptions {
   // high_throughput: fixed number of result rows; the tail has ids -1 and weights 0. Rows beyond are dropped, counted
   // here and at their origins.
   std::optional<std::int64_t> num_worst_tokens{};
-  int expert_alignment = 1;  // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
-  int num_sms = 0;           // 0: the library chooses; the host engine has none to spend
+  int expert_alignment = 1;                 // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
+  int num_sms = 0;                          // 0: the library chooses; the host engine has none to spend
   DispatchCast cast = DispatchCast::kNone;  // low_latency; equal on all ranks
   // low_latency: running statistics of the caller, added to by each dispatch. [num_local_experts] i32: routes to each
   // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source.

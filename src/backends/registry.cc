@@ -10,7 +10,9 @@
 #define TOKENYARD_BACKENDS(BACKEND) \
   BACKEND(all_gather)               \
   BACKEND(high_throughput)          \
+  BACKEND(low_latency)              \
   BACKEND(one_sided)                \
+  BACKEND(two_sided)                \
   BACKEND(passthrough)
 
 namespace tokenyard::registry {

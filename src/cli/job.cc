@@ -22,8 +22,12 @@ using Clock = std::chrono::steady_clock;
 // Ranks compute while others wait in a group's barrier, not in an operation, so operations need little time.
 constexpr std::chrono::milliseconds kDeadline{60'000};
 
-MoeParams params_of(const MoeLayer& layer, const JobOptions& options, std::int64_t largest_share) {
-  const bool fp8 = options.dispatch_dtype == DispatchDtype::kFp8;
+// A backend that casts rows on their way takes them as bf16.
+MoeParams params_of(const Contract& contract,
+                    const MoeLayer& layer,
+                    const JobOptions& options,
+                    std::int64_t largest_share) {
+  const bool fp8 = options.dispatch_dtype == DispatchDtype::kFp8 && !contract.takes_cast;
   return {.num_experts = layer.num_experts(),
           .top_k = layer.top_k(),
           .hidden_size = layer.hidden_size(),
@@ -69,6 +73,10 @@ class RankJob {
               .topk_ids = layer.topk_ids().rows(tokens.first, tokens.count),
               .topk_weights = layer.topk_weights().rows(tokens.first, tokens.count)};
     if (dtype == DispatchDtype::kBf16) return;
+    if (contract_.takes_cast) {
+      options_.cast = DispatchCast::kFp8Block128;
+      return;
+    }
     fp8_rows_ = quantise_fp8_rows(rows);
     input_.hidden_states = fp8_rows_.codes_view();
     input_.hidden_states_scale = fp8_rows_.scales_view();
@@ -78,7 +86,7 @@ class RankJob {
     PhaseTimes times;
     group_.barrier();
     Clock::time_point start = Clock::now();
-    require_ok(communication_.dispatch(input_, {}, received_));
+    require_ok(communication_.dispatch(input_, options_, received_));
     times.dispatch_us = microseconds_since(start);
 
     // Where ranks outnumber cores, a rank that computes would take the core of one that has yet to dispatch.
@@ -89,7 +97,8 @@ class RankJob {
                       .hidden_states_scale = received_.hidden_states_scale,
                       .topk_ids = received_.topk_ids,
                       .topk_weights = received_.topk_weights,
-                      .first_id = contract_.id_space == IdSpace::kLocal ? 0 : first_expert_},
+                      .first_id = contract_.id_space == IdSpace::kLocal ? 0 : first_expert_,
+                      .rows_per_expert = received_.counts.rows_per_expert},
                      expert_output);
     times.expert_us = microseconds_since(start);
 
@@ -125,6 +134,7 @@ class RankJob {
   Communication communication_;
   Fp8Rows fp8_rows_;
   DispatchInput input_;
+  DispatchOptions options_;
   DispatchResult received_;
   std::vector<std::uint16_t> own_expert_output_;
 };
@@ -214,7 +224,7 @@ std::int64_t JobMemory::largest_share() const {
 
 JobReport run_job(const BackendInfo& backend, const MoeLayer& layer, const JobOptions& options) {
   const JobMemory memory(layer, options);
-  const MoeParams params = params_of(layer, options, memory.largest_share());
+  const MoeParams params = params_of(backend.contract, layer, options, memory.largest_share());
   run_ranks(options.rank_kind, options.num_ranks, [&](const Group& group) {
     RankJob job(backend, layer, options, params, group);
     job.set_tokens(layer, memory.tokens(group.rank()), options.dispatch_dtype);

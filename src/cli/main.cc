@@ -10,6 +10,7 @@
 
 #include "tokenyard/version.h"
 
+#include "cli/bench.h"
 #include "cli/info.h"
 #include "cli/run.h"
 
@@ -21,9 +22,12 @@ int main(int argc, char** argv) {
     program.require_subcommand(1);
     cli::InfoOptions info_options;
     cli::RunOptions run_options;
+    cli::BenchOptions bench_options;
     const CLI::App* info = cli::add_info_command(program, info_options);
     cli::add_run_command(program, run_options);
+    const CLI::App* bench = cli::add_bench_command(program, bench_options);
     CLI11_PARSE(program, argc, argv);
+    if (bench->parsed()) return cli::run_bench(bench_options);
     return info->parsed() ? cli::print_info(info_options) : cli::run_layer(run_options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "tokenyard: {}\n", error.what());

@@ -155,7 +155,8 @@ void LocalExperts::collect_routes(const ExpertInput& input) {
   }
 }
 
-void LocalExperts::add_expert(const ExpertInput& input, const Expert& expert, std::span<const RoutedRow> routes) {
+// Leaves the expert's output for the rows in expert_output_.
+void LocalExperts::run_expert(const ExpertInput& input, const Expert& expert, std::span<const RoutedRow> routes) {
   const RowAccess hidden_states(input.hidden_states);
   const bool quantised = input.hidden_states_scale.defined();
   const RowAccess scales(quantised ? input.hidden_states_scale : input.hidden_states);
@@ -177,28 +178,70 @@ void LocalExperts::add_expert(const ExpertInput& input, const Expert& expert, st
   const auto up = gate_and_up_.rightCols(expert_hidden_size_).array();
   activation_ = (gate / (1.0F + (-gate).exp()) * up).matrix();
   expert_output_.noalias() = activation_ * expert.down.transpose();
-  for (Eigen::Index i = 0; i < count; ++i) {
-    const RoutedRow& route = routes[static_cast<std::size_t>(i)];
-    sums_.row(route.row) += route.weight * expert_output_.row(i);
+}
+
+void LocalExperts::add_expert(const ExpertInput& input, const Expert& expert, std::span<const RoutedRow> routes) {
+  run_expert(input, expert, routes);
+  for (std::size_t i = 0; i < routes.size(); ++i)
+    sums_.row(routes[i].row) += routes[i].weight * expert_output_.row(static_cast<Eigen::Index>(i));
+}
+
+void LocalExperts::write_expert(const ExpertInput& input,
+                                const Expert& expert,
+                                std::span<const RoutedRow> routes,
+                                const TensorView& output) {
+  run_expert(input, expert, routes);
+  const RowAccess output_rows(output);
+  for (std::size_t i = 0; i < routes.size(); ++i) {
+    const float* values = expert_output_.row(static_cast<Eigen::Index>(i)).data();
+    std::transform(values, values + hidden_size_, output_rows.row<std::uint16_t>(routes[i].row),
+                   encode<protocol::Bf16>);
   }
 }
 
-void LocalExperts::compute(const ExpertInput& input, const TensorView& output) {
+void LocalExperts::check(const ExpertInput& input, const TensorView& output) {
   const bool fp8 = input.hidden_states_scale.defined();
+  const bool by_expert = !input.topk_ids.defined();
   require(
-      input.hidden_states.dtype == (fp8 ? Dtype::kF8e4m3 : Dtype::kBf16) && input.topk_ids.dtype == Dtype::kI64 &&
-          input.topk_weights.dtype == Dtype::kF32 && output.dtype == Dtype::kBf16 &&
+      input.hidden_states.dtype == (fp8 ? Dtype::kF8e4m3 : Dtype::kBf16) && output.dtype == Dtype::kBf16 &&
+          (by_expert || (input.topk_ids.dtype == Dtype::kI64 && input.topk_weights.dtype == Dtype::kF32)) &&
           (!fp8 || input.hidden_states_scale.dtype == Dtype::kF32),
       fmt::format("experts got rows {}, scales {}, ids {}, weights {} and output {}; bf16 rows, or f8e4m3 rows with "
                   "f32 scales, i64 ids, f32 weights and a bf16 output are right",
                   input.hidden_states.describe(), input.hidden_states_scale.describe(), input.topk_ids.describe(),
                   input.topk_weights.describe(), output.describe()));
-  const RowAccess output_rows(output);
   const std::int64_t num_rows = RowAccess(input.hidden_states).num_rows();
-  require(RowAccess(input.topk_ids).num_rows() == num_rows && RowAccess(input.topk_weights).num_rows() == num_rows &&
-              output_rows.num_rows() == num_rows,
+  const bool routed_alike = by_expert || (RowAccess(input.topk_ids).num_rows() == num_rows &&
+                                          RowAccess(input.topk_weights).num_rows() == num_rows);
+  require(routed_alike && RowAccess(output).num_rows() == num_rows,
           fmt::format("experts got {} rows, ids {}, weights {} and output {}; equal numbers of rows are right",
                       num_rows, input.topk_ids.describe(), input.topk_weights.describe(), output.describe()));
+}
+
+void LocalExperts::collect_rows_by_expert(const ExpertInput& input) {
+  require(input.rows_per_expert.size() == experts_.size() && input.hidden_states.num_dims == 3,
+          fmt::format("{} experts got {} counts and rows {}; one block of rows and one count for each are right",
+                      experts_.size(), input.rows_per_expert.size(), input.hidden_states.describe()));
+  for (std::size_t expert = 0; expert < experts_.size(); ++expert) {
+    routes_[expert].clear();
+    const std::int64_t first = static_cast<std::int64_t>(expert) * input.hidden_states.shape[1];
+    for (std::int64_t row = 0; row < input.rows_per_expert[expert]; ++row)
+      routes_[expert].push_back({.row = first + row, .weight = 1.0F});
+  }
+}
+
+// Rows that no expert wrote stay as they are where each expert has a block of its own: nobody looks at them.
+void LocalExperts::compute(const ExpertInput& input, const TensorView& output) {
+  check(input, output);
+  if (!input.topk_ids.defined()) {
+    collect_rows_by_expert(input);
+    for (std::size_t i = 0; i < experts_.size(); ++i) {
+      if (!routes_[i].empty()) write_expert(input, experts_[i], routes_[i], output);
+    }
+    return;
+  }
+  const RowAccess output_rows(output);
+  const std::int64_t num_rows = output_rows.num_rows();
   collect_routes(input);
   sums_.setZero(num_rows, hidden_size_);
   for (std::size_t i = 0; i < experts_.size(); ++i) {

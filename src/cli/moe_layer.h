@@ -79,13 +79,15 @@ struct TokenRange {
 // Contiguous shares in rank order; sizes differ by at most one.
 [[nodiscard]] TokenRange tokens_of_rank(std::int64_t num_tokens, int rank, int num_ranks);
 
-// Rows as a dispatch gives them: [rows, *] or [num_ranks, tokens_per_rank, *], with strides.
+// Rows as a dispatch gives them: [rows, *] or [num_ranks, tokens_per_rank, *] with their ids and weights, or else
+// [num_experts, rows, *], an expert's rows from 0 on; with strides.
 struct ExpertInput {
-  TensorView hidden_states{};        // bf16, or f8e4m3 with scales
-  TensorView hidden_states_scale{};  // f32, one per 128 values; not given for bf16
-  TensorView topk_ids{};             // i64
-  TensorView topk_weights{};         // f32
-  std::int64_t first_id = 0;         // the id by which `topk_ids` call the first of these experts
+  TensorView hidden_states{};                       // bf16, or f8e4m3 with scales
+  TensorView hidden_states_scale{};                 // f32, one per 128 values; not given for bf16
+  TensorView topk_ids{};                            // i64
+  TensorView topk_weights{};                        // f32
+  std::int64_t first_id = 0;                        // the id by which `topk_ids` call the first of these experts
+  std::span<const std::int64_t> rows_per_expert{};  // by expert: how many rows each has; ids and weights are not given
 };
 
 // The experts of one rank, ready to compute: fp32, one matrix product per expert and matrix over all of its rows.
@@ -94,7 +96,7 @@ class LocalExperts {
   LocalExperts(const MoeLayer& layer, int first_expert, int num_experts);
 
   // Writes to each row of `output` (bf16, shaped as the input's rows) the weighted sum over these experts of that row,
-  // rounded once; rows without a route to them become zero.
+  // rounded once; rows without a route to them become zero. Of rows by expert, the expert's output, not weighted.
   void compute(const ExpertInput& input, const TensorView& output);
 
  private:
@@ -110,8 +112,15 @@ class LocalExperts {
     float weight = 0;
   };
 
+  static void check(const ExpertInput& input, const TensorView& output);
   void collect_routes(const ExpertInput& input);
+  void collect_rows_by_expert(const ExpertInput& input);
+  void run_expert(const ExpertInput& input, const Expert& expert, std::span<const RoutedRow> routes);
   void add_expert(const ExpertInput& input, const Expert& expert, std::span<const RoutedRow> routes);
+  void write_expert(const ExpertInput& input,
+                    const Expert& expert,
+                    std::span<const RoutedRow> routes,
+                    const TensorView& output);
 
   int hidden_size_;
   int expert_hidden_size_;

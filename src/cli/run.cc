@@ -35,20 +35,6 @@ std::filesystem::path default_layer() {
   return std::filesystem::path(TOKENYARD_SOURCE_DATA) / kLayerName;
 }
 
-std::vector<const BackendInfo*> chosen_backends(const std::vector<std::string>& names) {
-  std::vector<const BackendInfo*> result;
-  for (const std::string& name : names) {
-    if (name != kAllBackends) {
-      result.push_back(&find_backend(name));
-      continue;
-    }
-    for (const BackendInfo& backend : backends()) {
-      if (backend.moves_tokens) result.push_back(&backend);
-    }
-  }
-  return result;
-}
-
 struct Outcome {
   std::string_view status;  // "ok", "inaccurate", "failed" or "unusable"
   std::string reason;       // empty when ok
@@ -137,6 +123,20 @@ void write_output(const std::filesystem::path& path, const MoeLayer& layer, JobR
 }
 
 }  // namespace
+
+std::vector<const BackendInfo*> chosen_backends(const std::vector<std::string>& names) {
+  std::vector<const BackendInfo*> result;
+  for (const std::string& name : names) {
+    if (name != kAllBackends) {
+      result.push_back(&find_backend(name));
+      continue;
+    }
+    for (const BackendInfo& backend : backends()) {
+      if (backend.moves_tokens) result.push_back(&backend);
+    }
+  }
+  return result;
+}
 
 CLI::App* add_run_command(CLI::App& program, RunOptions& options) {
   CLI::App* command =

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "communication/backend.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "tokenyard/error.h"
+
+#include "protocol/block_cast.h"
 
 namespace tokenyard::communication {
 
@@ -22,10 +25,16 @@ protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement pl
   shape.max_tokens = params.max_tokens_per_rank;
   shape.placement = placement;
   // Each of values and scales is rounded up, and another split of the same bytes may round up more than this one.
-  shape.row_capacity = protocol::align_up(value_bytes_per_token(params), protocol::kRowAlignment) +
-                       protocol::align_up(scale_bytes_per_token(params), protocol::kRowAlignment) +
-                       2 * protocol::kRowAlignment +
-                       protocol::align_up(params.top_k * id_bytes, protocol::kRowAlignment) +
+  std::int64_t row = protocol::align_up(value_bytes_per_token(params), protocol::kRowAlignment) +
+                     protocol::align_up(scale_bytes_per_token(params), protocol::kRowAlignment) +
+                     2 * protocol::kRowAlignment;
+  if (placement == protocol::Placement::kExpertMajor) {
+    // Of small rows a cast with its scales may take more than the rows themselves.
+    const protocol::RowBytes cast = protocol::cast_row_bytes(DispatchCast::kFp8Block128, params.hidden_size);
+    row = std::max(row, protocol::align_up(cast.values, protocol::kRowAlignment) +
+                            protocol::align_up(cast.scales, protocol::kRowAlignment));
+  }
+  shape.row_capacity = row + protocol::align_up(params.top_k * id_bytes, protocol::kRowAlignment) +
                        protocol::align_up(std::int64_t{params.top_k} * 4, protocol::kRowAlignment);
   shape.combine_row_bytes = std::int64_t{params.hidden_size} * size_of(params.dtype);
   return shape;

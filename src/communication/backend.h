@@ -21,7 +21,8 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 struct Plan {
   protocol::RoundSpec spec{};
   protocol::WindowShape shape{};
-  int max_num_sms = 0;  // cap of SmBudget; 0: the backend has no such interface
+  int max_num_sms = 0;           // cap of SmBudget; 0: the backend has no such interface
+  bool stats_cover_all = false;  // statistics have exactly WindowShape::stats_entries, or are not given
 };
 
 struct Backend {

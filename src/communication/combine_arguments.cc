@@ -16,8 +16,8 @@ bool is_float(Dtype dtype) {
   return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
 }
 
-bool rank_major(const Limits& limits) {
-  return limits.plan.spec.placement == protocol::Placement::kRankMajor;
+bool expert_major(const Limits& limits) {
+  return limits.plan.spec.placement == protocol::Placement::kExpertMajor;
 }
 
 void check_hidden(const Limits& limits, const TensorView& rows, std::string_view what) {
@@ -32,27 +32,30 @@ void check_hidden(const Limits& limits, const TensorView& rows, std::string_view
          " are expected");
 }
 
-// [num_ranks, tokens_per_rank, hidden] with any strides that keep rows apart and contiguous inside.
-void check_rank_major(const Limits& limits, const TensorView& rows, const Route& route) {
-  if (rows.shape[0] != limits.num_ranks || rows.shape[1] != route.round.tokens_per_rank) {
-    refuse("expert_output is " + rows.describe() + "; it must be [" + std::to_string(limits.num_ranks) + ", " +
-           std::to_string(route.round.tokens_per_rank) + ", hidden] or the same rows in two dimensions");
+// [num_blocks, rows_per_block, hidden] with any strides that keep rows apart and contiguous inside.
+void check_blocks(const TensorView& rows, const Route& route) {
+  if (rows.shape[0] != route.num_blocks || rows.shape[1] != route.rows_per_block) {
+    refuse("expert_output is " + rows.describe() + "; it must be [" + std::to_string(route.num_blocks) + ", " +
+           std::to_string(route.rows_per_block) + ", hidden] or the same rows in two dimensions");
   }
   if (rows.shape[2] != 1 && rows.strides[2] != 1) {
     refuse("expert_output is " + rows.describe() + "; the elements of a row must be contiguous");
   }
-  if (rows.data == nullptr) refuse("expert_output is " + rows.describe() + " and has no memory");
+  if (rows.data == nullptr && rows.shape[0] > 0) {
+    refuse("expert_output is " + rows.describe() + " and has no memory");
+  }
   if (rows.device.kind != DeviceKind::kCpu) refuse("expert_output is not in host memory");
 }
 
 void check_expert_output(const Limits& limits, const TensorView& rows, const Route& route) {
   if (!rows.defined()) refuse("expert_output is not given");
-  if (rows.num_dims == 3 && rank_major(limits)) {
-    check_rank_major(limits, rows, route);
+  const bool blocks = protocol::space_per_source(limits.plan.spec.placement);
+  if (rows.num_dims == 3 && blocks) {
+    check_blocks(rows, route);
   } else {
     if (rows.num_dims != 2) refuse("expert_output is " + rows.describe() + "; it must be [rows, hidden]");
     std::int64_t right = std::min(route.round.num_rows, route.round.row_limit);
-    if (rank_major(limits)) right = limits.num_ranks * route.round.tokens_per_rank;
+    if (blocks) right = route.num_blocks * route.rows_per_block;
     // With num_worst_tokens the tail may be handed back as well.
     check_rows(rows, "expert_output", rows.shape[0] == route.rows_shown ? route.rows_shown : right);
   }
@@ -71,11 +74,30 @@ void check_weights(const Limits& limits, const TensorView& weights, std::string_
   check_rows(weights, what, num_rows);
 }
 
+// Weights to weigh with: once, at dispatch or here.
+void check_own_weights(const Limits& limits, const TensorView& weights, const Route& route) {
+  if (route.round.experts.has_weights) {
+    if (weights.defined()) refuse("topk_weights were given at dispatch; leave CombineInput::topk_weights out");
+    return;
+  }
+  if (!weights.defined()) {
+    refuse("topk_weights were given neither at dispatch nor here; `" + std::string(limits.backend->info.name) +
+           "` weighs expert output with them");
+  }
+  if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
+    refuse("CombineInput::topk_weights is " + weights.describe() +
+           "; it must be f32[num_tokens, top_k = " + std::to_string(limits.params.top_k) + "]");
+  }
+  check_rows(weights, "CombineInput::topk_weights", route.round.num_tokens);
+}
+
 }  // namespace
 
 engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input, const Route& route) {
   check_expert_output(limits, input.expert_output, route);
-  if (input.topk_weights.defined()) {
+  if (expert_major(limits)) {
+    check_own_weights(limits, input.topk_weights, route);
+  } else if (input.topk_weights.defined()) {
     check_weights(limits, input.topk_weights, "CombineInput::topk_weights", input.expert_output.shape[0]);
   }
   return {.expert_output = input.expert_output, .topk_weights = input.topk_weights};

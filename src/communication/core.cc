@@ -24,7 +24,8 @@ Route& Core::take_route() {
     pool_->routes.push_back(std::make_unique<Route>());
     pool_->free.reserve(pool_->routes.size());
     const bool routed = protocol::routed(limits_.plan.spec.placement);
-    pool_->routes.back()->round.reserve(layout_.shape(), routed ? params().top_k : 0);
+    pool_->routes.back()->round.reserve(layout_.shape(), routed ? params().top_k : 0,
+                                        num_local_experts(params(), limits_.rank, limits_.num_ranks));
     return *pool_->routes.back();
   }
   Route& route = *pool_->free.back();
@@ -55,8 +56,17 @@ void Core::release_views(Route& route) {
   engine_->release(route.round);
 }
 
+// A round whose result outlives the window's rows lasts until its combine is complete.
+bool Core::in_flight(const Route& route) const {
+  if (route.views_open) return true;
+  return limits_.plan.spec.placement == protocol::Placement::kExpertMajor &&
+         (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
+          route.state == RouteState::kCombining);
+}
+
 void Core::end_round(Route& route, RouteState state) {
   release_views(route);
+  if (route.state == RouteState::kCombining) engine_->release_combine(route.round);
   if (combine_section_of_ == &route) combine_section_of_ = nullptr;
   route.state = state;
 }

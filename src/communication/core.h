@@ -87,6 +87,8 @@ class Core {
   Route& take_route();
   Route& route_of(const Handle& handle) const;
   void release_views(Route& route);
+  [[nodiscard]] bool in_flight(const Route& route) const;
+  [[nodiscard]] int free_buffer() const;
   void end_round(Route& route, RouteState state);
   // Runs the checks of an operation; when they throw, tells the peers first.
   template <class Checks, class Announce>

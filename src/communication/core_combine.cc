@@ -8,7 +8,7 @@ namespace tokenyard::communication {
 
 bool Core::in_received_rows(const TensorView& tensor) const {
   const auto* data = static_cast<const std::byte*>(tensor.data);
-  const std::byte* begin = window_->own() + layout_.payload(0);
+  const std::byte* begin = window_->own() + layout_.rows();
   return data != nullptr && data >= begin && data < window_->own() + layout_.combine_row(0);
 }
 
@@ -123,7 +123,9 @@ TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   Route& route = route_of(handle);
   const bool fits = size_of(dtype) == size_of(params().dtype) &&
                     (dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32);
-  if (route.state != RouteState::kReceived || !fits || !holds_combine_section(route)) return {};
+  if (route.state != RouteState::kReceived || !fits) return {};
+  if (limits_.plan.spec.placement == protocol::Placement::kExpertMajor) return received_->combine_buffer(route, dtype);
+  if (limits_.plan.spec.transport == protocol::Transport::kQueue || !holds_combine_section(route)) return {};
   const auto& tokens = route.round.tokens_of;
   const bool equal = std::ranges::adjacent_find(tokens, std::ranges::not_equal_to{}) == tokens.end();
   if (info().contract.output_layout == OutputLayout::kEveryRank && !equal) return {};
@@ -139,8 +141,8 @@ TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   };
   const std::int64_t row_stride = layout_.combine_stride() / size_of(dtype);
   if (limits_.plan.spec.placement == protocol::Placement::kRankMajor) {
-    add(limits_.num_ranks, row_stride * params().max_tokens_per_rank);
-    add(route.round.tokens_per_rank, row_stride);
+    add(route.num_blocks, row_stride * params().max_tokens_per_rank);
+    add(route.rows_per_block, row_stride);
   } else {
     add(std::min(route.round.num_rows, route.round.row_limit), row_stride);
   }

@@ -7,13 +7,14 @@
 namespace tokenyard::communication {
 
 void Core::prepare(const DispatchInput& input, const DispatchOptions& options, Route& route) {
-  const auto open = std::ranges::count_if(pool_->routes, [](const auto& other) { return other->views_open; });
+  const auto open = std::ranges::count_if(pool_->routes, [this](const auto& other) { return in_flight(*other); });
   if (open >= info().contract.max_in_flight) {
-    throw Error(ErrorCode::kInvalidState, std::to_string(open) + " dispatched result is still a view of the window; `" +
+    throw Error(ErrorCode::kInvalidState, std::to_string(open) + " rounds are in flight and `" +
                                               std::string(info().name) + "` allows " +
                                               std::to_string(info().contract.max_in_flight) +
-                                              ": combine it, or let its handle die, before the next dispatch");
+                                              ": combine one, or let its handle die, before the next dispatch");
   }
+  engine_->check_dispatch();
   const engine::Round* replay = nullptr;
   if (options.replay != nullptr) {
     const Route& from = route_of(*options.replay);
@@ -29,7 +30,17 @@ void Core::prepare(const DispatchInput& input, const DispatchOptions& options, R
   }
   prepare_dispatch(limits_, input, options, replay, route);
   received_->check_into(route, options);
+  route.buffer = free_buffer();
   engine_->plan(route.request, route.round);
+}
+
+// Results that outlive the window's rows have memory of their own; there is some for every round in flight.
+int Core::free_buffer() const {
+  for (int buffer = 0; buffer < info().contract.max_in_flight; ++buffer) {
+    const auto uses = [&](const auto& route) { return in_flight(*route) && route->buffer == buffer; };
+    if (std::ranges::none_of(pool_->routes, uses)) return buffer;
+  }
+  return 0;
 }
 
 Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
@@ -67,6 +78,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   }
   if (route.state == RouteState::kSent) {
     Status status;
+    received_->place_expert_rows(route, options, options_.allocate_output, result);
     try {
       status = engine_->dispatch_receive(route.request, route.round);
     } catch (const Error& error) {
@@ -88,7 +100,11 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
             .fault = {.rank = limits_.rank, .phase = Phase::kDispatch, .epoch = route.round.epoch},
             .needed_rows = outcome.needed_rows};
   }
-  if (!outcome.has_views) release_views(route);
+  if (!outcome.has_views) {
+    release_views(route);
+  } else if (limits_.plan.spec.transport == protocol::Transport::kQueue) {
+    engine_->release(route.round);  // the views are of this rank's own memory
+  }
   return {};
 }
 

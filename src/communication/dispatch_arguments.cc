@@ -5,6 +5,7 @@
 #include "tokenyard/error.h"
 
 #include "communication/arguments.h"
+#include "protocol/block_cast.h"
 #include "protocol/digest.h"
 
 namespace tokenyard::communication {
@@ -19,7 +20,7 @@ namespace {
 }
 
 std::string quoted(const Limits& limits) {
-  return "`" + std::string(limits.backend->info.name) + "`";
+  return std::string("`").append(limits.backend->info.name).append("`");
 }
 
 void refuse_unless(bool taken, bool given, const Limits& limits, std::string_view what) {
@@ -165,6 +166,10 @@ void check_stats(const Limits& limits, const DispatchInput& input) {
     refuse(ErrorCode::kCapacity, "eplb_local_stats has " + std::to_string(stats.shape[0]) +
                                      " entries and eplb_stats_num_experts is " + std::to_string(room));
   }
+  if (limits.plan.stats_cover_all && stats.shape[0] != room) {
+    refuse("eplb_local_stats has " + std::to_string(stats.shape[0]) + " entries; " + quoted(limits) +
+           " takes statistics of all " + std::to_string(room) + " experts");
+  }
   if (stats.data == nullptr && stats.shape[0] > 0) refuse("eplb_local_stats has entries and no memory");
 }
 
@@ -222,12 +227,54 @@ void check_runtime_max(const Limits& limits, const DispatchOptions& options, std
          " tokens, at least 1 and at most max_tokens_per_rank = " + std::to_string(limits.params.max_tokens_per_rank));
 }
 
+// e8m0 scales cross in whole 32-bit words; the last one ends in zeros.
+constexpr std::int64_t kWordOfScales = 4;
+
+// What the sender's cast makes of the rows: they, and the scales it adds, are what crosses.
+void plan_cast(const DispatchInput& input, const DispatchOptions& options, Route& route) {
+  route.request.cast = options.cast;
+  if (options.cast == DispatchCast::kNone) return;
+  const bool ue8m0 = options.cast == DispatchCast::kFp8Block128Ue8m0;
+  const protocol::RowBytes bytes = protocol::cast_row_bytes(options.cast, input.hidden_states.shape[1]);
+  route.request.payloads[protocol::kHiddenPlane].row_bytes = bytes.values;
+  route.request.payloads[protocol::kScalePlane].row_bytes =
+      ue8m0 ? protocol::align_up(bytes.scales, kWordOfScales) : bytes.scales;
+  route.kinds[protocol::kHiddenPlane].dtype = Dtype::kF8e4m3;
+  route.kinds[protocol::kScalePlane] = {
+      .dtype = ue8m0 ? Dtype::kE8m0 : Dtype::kF32,
+      .num_inner = 1,
+      .inner = {protocol::ceil_div(input.hidden_states.shape[1], protocol::kCastBlock), 0}};
+}
+
+void check_statistic(const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries) {
+  if (!tensor.defined()) return;
+  const bool right = tensor.dtype == dtype && tensor.num_dims == 1 && tensor.shape[0] == entries &&
+                     tensor.contiguous() && (tensor.data != nullptr || entries == 0) &&
+                     tensor.device.kind == DeviceKind::kCpu;
+  if (right) return;
+  std::string message(what);
+  message.append(" is ").append(tensor.describe()).append("; it must be a contiguous ").append(name(dtype));
+  refuse(message.append("[").append(std::to_string(entries)).append("] in host memory"));
+}
+
+void set_blocks(const Limits& limits, Route& route) {
+  route.num_blocks = 0;
+  route.rows_per_block = 0;
+  if (limits.plan.spec.placement == protocol::Placement::kRankMajor) {
+    route.num_blocks = limits.num_ranks;
+    route.rows_per_block = route.request.tokens_per_rank;
+  } else if (limits.plan.spec.placement == protocol::Placement::kExpertMajor) {
+    route.num_blocks = num_local_experts(limits.params, limits.rank, limits.num_ranks);
+    route.rows_per_block = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
+  }
+}
+
 void plan_payload_planes(const Limits& limits, Route& route) {
   std::array<std::int64_t, protocol::kMaxPlanes> row_bytes{};
   for (std::size_t i = 0; i < row_bytes.size(); ++i)
     row_bytes[i] = route.request.payloads[i].row_bytes;
-  const bool blocks = limits.plan.shape.placement == protocol::Placement::kRankMajor;
-  const std::int64_t rows = limits.plan.shape.max_tokens * (blocks ? 1 : limits.plan.shape.num_ranks);
+  const bool spaces = protocol::space_per_source(limits.plan.shape.placement);
+  const std::int64_t rows = limits.plan.shape.max_tokens * (spaces ? 1 : limits.plan.shape.num_ranks);
   route.round.planes = protocol::plan_planes(row_bytes, rows);
 }
 
@@ -270,6 +317,18 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
   refuse_unless(contract.takes_num_tokens_per_rank, !options.num_tokens_per_rank.empty(), limits,
                 "num_tokens_per_rank");
   refuse_unless(contract.takes_expert_alignment, options.expert_alignment != 1, limits, "expert_alignment");
+  refuse_unless(contract.takes_cast, options.cast != DispatchCast::kNone, limits, "cast");
+  refuse_unless(contract.takes_receive_statistics,
+                options.routes_per_expert.defined() || options.wait_per_source.defined(), limits,
+                "routes_per_expert and wait_per_source");
+  const bool castable = input.hidden_states.dtype == limits.params.dtype && !input.hidden_states_scale.defined();
+  if (options.cast != DispatchCast::kNone && !castable) {
+    refuse("hidden_states is " + input.hidden_states.describe() + "; a cast takes rows of " +
+           std::string(name(limits.params.dtype)) + " and no hidden_states_scale");
+  }
+  check_statistic(options.routes_per_expert, "routes_per_expert", Dtype::kI32,
+                  num_local_experts(limits.params, limits.rank, limits.num_ranks));
+  check_statistic(options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
   if (options.expert_alignment < 1) {
     refuse("expert_alignment is " + std::to_string(options.expert_alignment) + "; it must be at least 1");
   }
@@ -326,8 +385,12 @@ void prepare_dispatch(const Limits& limits,
     route.request.payloads[protocol::kIdsPlane] = {reinterpret_cast<const std::byte*>(route.round.wire_ids.data()),
                                                    bytes, bytes};
   }
+  route.request.weights_dtype = input.topk_weights.dtype;
+  route.round.experts.has_weights = input.topk_weights.defined();
+  plan_cast(input, options, route);
   plan_payload_planes(limits, route);
   set_agreed(limits, options, route);
+  set_blocks(limits, route);
   route.request.digest = digest_of(route, protocol::routed(limits.plan.spec.placement));
   const std::int64_t all_rows = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
   route.request.row_limit = options.num_worst_tokens.value_or(all_rows);

@@ -40,6 +40,10 @@ struct Route {
   int num_extras = 0;
   std::int64_t num_stats = 0;
   std::int64_t rows_shown = 0;  // of the result, with the tail of num_worst_tokens
+  // Results in blocks: [num_blocks, rows_per_block, ...]; a block is a source rank or an expert. 0 for others.
+  std::int64_t num_blocks = 0;
+  std::int64_t rows_per_block = 0;
+  int buffer = 0;  // of `Received`, where results outlive the window's rows
   bool has_ids = false;
   bool combined = false;  // once at least, with this handle
   RouteState state = RouteState::kFree;

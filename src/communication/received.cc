@@ -37,21 +37,26 @@ std::string_view label_of(int plane) {
   return kLabels[static_cast<std::size_t>(std::min<int>(plane, protocol::kFirstExtraPlane))];
 }
 
-TensorView wanted(const DispatchOptions& options, int plane) {
+}  // namespace
+
+TensorView& Received::output_of(DispatchResult& result, int plane) {
+  if (plane < protocol::kFirstExtraPlane) return result.*member_of(plane);
+  return result.extra_payloads[static_cast<std::size_t>(plane - protocol::kFirstExtraPlane)];
+}
+
+TensorView Received::wanted(const DispatchOptions& options, int plane) {
   if (options.into == nullptr) return {};
   if (plane < protocol::kFirstExtraPlane) return options.into->*member_of(plane);
   const auto extra = static_cast<std::size_t>(plane - protocol::kFirstExtraPlane);
   return extra < options.into->extra_payloads.size() ? options.into->extra_payloads[extra] : TensorView{};
 }
 
-std::int64_t inner_bytes(const PayloadKind& kind) {
+std::int64_t Received::bytes_of_row(const PayloadKind& kind) {
   std::int64_t bytes = size_of(kind.dtype);
   for (int i = 0; i < kind.num_inner; ++i)
     bytes *= kind.inner[static_cast<std::size_t>(i)];
   return bytes;
 }
-
-}  // namespace
 
 Received::Received(const Limits& limits, const protocol::WindowLayout& layout, std::byte* window)
     : limits_(limits),
@@ -62,7 +67,8 @@ Received::Received(const Limits& limits, const protocol::WindowLayout& layout, s
   last_row_.resize(static_cast<std::size_t>(num_experts_));
   const auto ranks = static_cast<std::size_t>(limits.num_ranks);
   stats_.resize(ranks * static_cast<std::size_t>(layout.shape().stats_entries));
-  if (!protocol::routed(limits.plan.spec.placement)) return;
+  if (limits.plan.spec.placement == protocol::Placement::kExpertMajor) make_expert_buffers();
+  if (!own_copy(protocol::kIdsPlane)) return;
   const std::size_t picks =
       static_cast<std::size_t>(layout.combine_rows()) * static_cast<std::size_t>(limits.params.top_k);
   ids_.resize(picks * sizeof(std::int64_t));
@@ -72,20 +78,20 @@ Received::Received(const Limits& limits, const protocol::WindowLayout& layout, s
 
 bool Received::own_copy(int plane) const {
   return protocol::routed(limits_.plan.spec.placement) &&
+         limits_.plan.spec.placement != protocol::Placement::kExpertMajor &&
          (plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane);
 }
 
 std::int64_t Received::rows_shown(const Route& route, const DispatchOptions& options) const {
-  if (rank_major()) return limits_.num_ranks * route.round.tokens_per_rank;
+  if (blocked()) return route.num_blocks * route.rows_per_block;
   return options.num_worst_tokens ? *options.num_worst_tokens : route.round.num_rows;
 }
 
 const std::byte* Received::window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const {
   const protocol::Plane& at = route.round.planes.planes[static_cast<std::size_t>(plane)];
-  return window_ + layout_.payload(static_cast<int>(source)) + at.offset + row * at.stride;
+  return route.round.rows + source * route.round.space_stride + at.offset + row * at.stride;
 }
 
-// Strides in bytes; `block_stride` separates sources in the rank-major layout.
 TensorView Received::shaped(const PayloadKind& kind,
                             const RowPlaces& places,
                             const Route& route,
@@ -99,9 +105,9 @@ TensorView Received::shaped(const PayloadKind& kind,
     view.shape[at] = extent;
     view.strides[at] = stride_bytes / element;
   };
-  if (rank_major()) {
-    add(limits_.num_ranks, places.block_stride);
-    add(route.round.tokens_per_rank, places.row_stride);
+  if (blocked()) {
+    add(route.num_blocks, places.block_stride);
+    add(route.rows_per_block, places.row_stride);
   } else {
     add(rows, places.row_stride);
   }
@@ -112,7 +118,9 @@ TensorView Received::shaped(const PayloadKind& kind,
 
 TensorView Received::window_view(const Route& route, int plane, std::int64_t rows) const {
   const protocol::Plane& at = route.round.planes.planes[static_cast<std::size_t>(plane)];
-  const RowPlaces places{window_ + layout_.payload(0) + at.offset, layout_.payload_bytes(), at.stride};
+  // Written through by no one: the view is of memory that the caller may use as it likes until its combine.
+  auto* base = const_cast<std::byte*>(route.round.rows) + at.offset;
+  const RowPlaces places{base, route.round.space_stride, at.stride};
   return shaped(route.kinds[static_cast<std::size_t>(plane)], places, route, rows);
 }
 
@@ -126,14 +134,14 @@ TensorView Received::own_view(const Route& route, int plane, std::int64_t rows) 
 TensorView Received::place(
     const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate) {
   const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
-  if (into.defined()) return trimmed(into, kind, route.round.tokens_per_rank, rows);
-  if (allocate && !rank_major()) {
-    const std::int64_t bytes = rows * inner_bytes(kind);
+  if (into.defined()) return trimmed(into, kind, route.rows_per_block, rows);
+  if (allocate && !views_only()) {
+    const std::int64_t bytes = rows * bytes_of_row(kind);
     auto* memory = static_cast<std::byte*>(bytes > 0 ? allocate(bytes, {}) : nullptr);
     if (bytes > 0 && memory == nullptr) {
       throw Error(ErrorCode::kSystem, "allocate_output gave no memory for " + std::to_string(bytes) + " bytes");
     }
-    return shaped(kind, {memory, 0, inner_bytes(kind)}, route, rows);
+    return shaped(kind, {memory, route.rows_per_block * bytes_of_row(kind), bytes_of_row(kind)}, route, rows);
   }
   has_views_ = true;
   return own_copy(plane) ? own_view(route, plane, rows) : window_view(route, plane, rows);
@@ -141,7 +149,7 @@ TensorView Received::place(
 
 void Received::copy_rows(const Route& route, int plane, const TensorView& to) const {
   const std::int64_t bytes = route.round.planes.planes[static_cast<std::size_t>(plane)].row_bytes;
-  const RowPlaces places = places_of(to, route.kinds[static_cast<std::size_t>(plane)], route.round.tokens_per_rank);
+  const RowPlaces places = places_of(to, route.kinds[static_cast<std::size_t>(plane)], route.rows_per_block);
   for_each_received_row(route, layout_, [&](std::int64_t source, std::int64_t row) {
     std::memcpy(places.at(source, row), window_row(route, plane, source, row), static_cast<std::size_t>(bytes));
   });
@@ -153,32 +161,31 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
   for (int plane = 0; plane < protocol::kFirstExtraPlane + route.num_extras; ++plane) {
     const TensorView into = wanted(options, plane);
     if (!into.defined()) continue;
-    if (route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
-      throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is given and there is no such input");
+    const bool routing = plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane;
+    const bool shown = limits_.plan.spec.placement != protocol::Placement::kExpertMajor || !routing;
+    if (!shown || route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
+      throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is given and there is no such output");
     }
     const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
-    const bool blocks = rank_major() && into.num_dims == kind.num_inner + 2;
+    const bool blocks = blocked() && into.num_dims == kind.num_inner + 2;
     const TensorView row = blocks ? block_of(into, 0) : into;
-    if (row.dtype != kind.dtype || row.row_bytes() != inner_bytes(kind)) {
+    if (row.dtype != kind.dtype || row.row_bytes() != bytes_of_row(kind)) {
       throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is " + into.describe() +
-                                                   "; its rows must be " + std::to_string(inner_bytes(kind)) +
+                                                   "; its rows must be " + std::to_string(bytes_of_row(kind)) +
                                                    " bytes of " + std::string(name(kind.dtype)));
     }
     check_rows(row, label_of(plane), row.num_rows());
-    if (rank_major()) check_room(into, blocks, route.round.tokens_per_rank, label_of(plane));
+    if (blocked()) check_room(into, route, blocks, label_of(plane));
   }
 }
 
-void Received::check_room(const TensorView& into,
-                          bool blocks,
-                          std::int64_t tokens_per_rank,
-                          std::string_view label) const {
-  const bool fits = blocks ? into.shape[0] == limits_.num_ranks && into.shape[1] >= tokens_per_rank
-                           : into.shape[0] >= limits_.num_ranks * tokens_per_rank;
+void Received::check_room(const TensorView& into, const Route& route, bool blocks, std::string_view label) const {
+  const bool fits = blocks ? into.shape[0] == route.num_blocks && into.shape[1] >= route.rows_per_block
+                           : into.shape[0] >= route.num_blocks * route.rows_per_block;
   if (fits) return;
   throw Error(ErrorCode::kInvalidArgument, std::string(label) + " is " + into.describe() + "; it must have room for " +
-                                               std::to_string(limits_.num_ranks) + " times " +
-                                               std::to_string(tokens_per_rank) + " rows");
+                                               std::to_string(route.num_blocks) + " times " +
+                                               std::to_string(route.rows_per_block) + " rows");
 }
 
 Received::Outcome Received::fill(Route& route,
@@ -187,17 +194,16 @@ Received::Outcome Received::fill(Route& route,
                                  DispatchResult& result) {
   const std::int64_t rows = rows_shown(route, options);
   route.rows_shown = rows;
+  if (limits_.plan.spec.placement == protocol::Placement::kExpertMajor) return fill_experts(route, options, result);
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
-  for (int plane = 0; plane < num_planes && !rank_major(); ++plane) {
+  for (int plane = 0; plane < num_planes && !blocked(); ++plane) {
     const TensorView into = wanted(options, plane);
     if (into.defined() && into.num_rows() < rows) return {.needed_rows = rows, .has_views = true};
   }
   has_views_ = false;
   result.extra_payloads.resize(static_cast<std::size_t>(route.num_extras));
   for (int plane = 0; plane < num_planes; ++plane) {
-    TensorView& output = plane < protocol::kFirstExtraPlane
-                             ? result.*member_of(plane)
-                             : result.extra_payloads[static_cast<std::size_t>(plane - protocol::kFirstExtraPlane)];
+    TensorView& output = output_of(result, plane);
     const TensorView into = wanted(options, plane);
     output = {};
     if (route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
@@ -206,7 +212,7 @@ Received::Outcome Received::fill(Route& route,
       continue;
     }
     output = place(route, plane, rows, into, allocate);
-    const bool copied = into.defined() || (allocate && !rank_major());
+    const bool copied = into.defined() || (allocate && !views_only());
     if (own_copy(plane)) {
       plane == protocol::kIdsPlane ? fill_ids(route, output, rows) : fill_weights(route, output, rows);
     } else if (copied) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "tokenyard/communication.h"
@@ -30,11 +31,22 @@ class Received {
   // Fills everything of `result` but the handle.
   Outcome fill(Route& route, const DispatchOptions& options, const Allocate& allocate, DispatchResult& result);
 
+  // Expert major, before the receive half: chooses the memory that rows are copied to, and tells the engine.
+  void place_expert_rows(Route& route,
+                         const DispatchOptions& options,
+                         const Allocate& allocate,
+                         DispatchResult& result);
+  // [num_local_experts, rows, hidden] to write expert output into; ordinary memory, which lasts as long as the round.
+  [[nodiscard]] TensorView combine_buffer(const Route& route, Dtype dtype) const;
+
   // Checks the caller's tensors before any traffic: kinds, and room where it is known by then.
   void check_into(const Route& route, const DispatchOptions& options) const;
 
  private:
-  [[nodiscard]] bool rank_major() const { return limits_.plan.spec.placement == protocol::Placement::kRankMajor; }
+  [[nodiscard]] bool blocked() const { return protocol::space_per_source(limits_.plan.spec.placement); }
+
+  // Results whose addresses never move: what is not the caller's is a view, whatever allocate_output is.
+  [[nodiscard]] bool views_only() const { return limits_.plan.spec.placement == protocol::Placement::kRankMajor; }
 
   [[nodiscard]] bool own_copy(int plane) const;
   [[nodiscard]] std::int64_t rows_shown(const Route& route, const DispatchOptions& options) const;
@@ -46,8 +58,17 @@ class Received {
   [[nodiscard]] TensorView window_view(const Route& route, int plane, std::int64_t rows) const;
   [[nodiscard]] TensorView own_view(const Route& route, int plane, std::int64_t rows);
   TensorView place(const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate);
-  void check_room(const TensorView& into, bool blocks, std::int64_t tokens_per_rank, std::string_view label) const;
+  void check_room(const TensorView& into, const Route& route, bool blocks, std::string_view label) const;
   void copy_rows(const Route& route, int plane, const TensorView& to) const;
+
+  // Of outputs by plane; extras follow.
+  static TensorView& output_of(DispatchResult& result, int plane);
+  static TensorView wanted(const DispatchOptions& options, int plane);
+  static std::int64_t bytes_of_row(const PayloadKind& kind);
+
+  // received_experts.cc
+  void make_expert_buffers();
+  Outcome fill_experts(Route& route, const DispatchOptions& options, DispatchResult& result);
 
   // received_ids.cc
   void fill_ids(const Route& route, const TensorView& ids, std::int64_t rows);
@@ -72,6 +93,14 @@ class Received {
   Dtype filled_dtype_ = Dtype::kI32;
   std::vector<std::int64_t> last_row_;  // [num local experts]: the row that was counted last
   bool has_views_ = false;              // of the fill that is running
+
+  struct ExpertBuffer {
+    std::unique_ptr<std::byte[]> rows;     // the planes of all experts' rows
+    std::unique_ptr<std::byte[]> combine;  // what the experts make of them
+  };
+
+  std::vector<ExpertBuffer> expert_buffers_;  // one for every round in flight
+  std::int64_t combine_stride_ = 0;
 };
 
 }  // namespace tokenyard::communication

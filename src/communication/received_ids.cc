@@ -40,7 +40,7 @@ std::int64_t Received::shown_id(std::int32_t wire_id) const {
 void Received::fill_ids(const Route& route, const TensorView& ids, std::int64_t rows) {
   clear_ids(route, ids, rows);
   const auto top_k = static_cast<std::size_t>(limits_.params.top_k);
-  const RowPlaces places = places_of(ids, route.kinds[protocol::kIdsPlane], route.round.tokens_per_rank);
+  const RowPlaces places = places_of(ids, route.kinds[protocol::kIdsPlane], route.rows_per_block);
   for_each_received_row(route, layout_, [&](std::int64_t source, std::int64_t row) {
     const auto* wire = reinterpret_cast<const std::int32_t*>(window_row(route, protocol::kIdsPlane, source, row));
     std::byte* to = places.at(source, row);
@@ -53,8 +53,8 @@ void Received::fill_ids(const Route& route, const TensorView& ids, std::int64_t 
 // rounds before can have filled it, so a small round in a large window costs little.
 void Received::clear_ids(const Route& route, const TensorView& ids, std::int64_t rows) {
   const std::int64_t top_k = limits_.params.top_k;
-  const RowPlaces places = places_of(ids, route.kinds[protocol::kIdsPlane], route.round.tokens_per_rank);
-  if (!rank_major()) {
+  const RowPlaces places = places_of(ids, route.kinds[protocol::kIdsPlane], route.rows_per_block);
+  if (!blocked()) {
     const std::int64_t kept = std::min(route.round.num_rows, route.round.row_limit);
     for (std::int64_t row = kept; row < rows; ++row)
       fill_row(places.at(0, row), top_k, ids.dtype, -1);
@@ -66,7 +66,7 @@ void Received::clear_ids(const Route& route, const TensorView& ids, std::int64_t
     std::ranges::fill(filled_, layout_.shape().max_tokens);
   }
   for (std::size_t source = 0; source < filled_.size(); ++source) {
-    const std::int64_t until = own ? filled_[source] : route.round.tokens_per_rank;
+    const std::int64_t until = own ? filled_[source] : route.rows_per_block;
     for (std::int64_t row = 0; row < until; ++row) {
       fill_row(places.at(static_cast<std::int64_t>(source), row), top_k, ids.dtype, limits_.params.invalid_expert_id);
     }
@@ -79,7 +79,7 @@ void Received::fill_weights(const Route& route, const TensorView& weights, std::
   const auto element = static_cast<std::size_t>(size_of(kind.dtype));
   const auto top_k = static_cast<std::size_t>(limits_.params.top_k);
   const bool local_only = limits_.plan.spec.ids == protocol::IdView::kLocal && route.has_ids;
-  const RowPlaces places = places_of(weights, kind, route.round.tokens_per_rank);
+  const RowPlaces places = places_of(weights, kind, route.rows_per_block);
   for_each_received_row(route, layout_, [&](std::int64_t source, std::int64_t row) {
     std::byte* to = places.at(source, row);
     std::memcpy(to, window_row(route, protocol::kWeightsPlane, source, row), element * top_k);
@@ -89,7 +89,7 @@ void Received::fill_weights(const Route& route, const TensorView& weights, std::
       if (shown_id(wire[slot]) < 0) std::memset(to + slot * element, 0, element);
     }
   });
-  if (rank_major()) return;
+  if (blocked()) return;
   for (std::int64_t row = std::min(route.round.num_rows, route.round.row_limit); row < rows; ++row) {
     std::memset(places.at(0, row), 0, element * top_k);
   }
@@ -97,16 +97,20 @@ void Received::fill_weights(const Route& route, const TensorView& weights, std::
 
 void Received::fill_counts(const Route& route, const DispatchOptions& options, RowCounts& counts) {
   const engine::Round& round = route.round;
-  const std::int64_t kept = rank_major() ? round.num_rows : std::min(round.num_rows, round.row_limit);
+  const std::int64_t kept = blocked() ? round.num_rows : std::min(round.num_rows, round.row_limit);
   counts.num_rows = kept;
   counts.dropped_rows = round.num_rows - kept;
-  counts.tokens_per_rank = rank_major() ? round.tokens_per_rank : 0;
+  counts.tokens_per_rank = round.tokens_per_rank;
   counts.rows_per_source.assign(round.rows_received.begin(), round.rows_received.end());
   counts.tokens_per_source.assign(round.tokens_of.begin(), round.tokens_of.end());
   counts.rows_per_expert.clear();
   counts.aligned_rows_per_expert.clear();
   if (!route.has_ids || !protocol::routed(limits_.plan.spec.placement)) return;
-  count_experts(route, counts);
+  if (limits_.plan.spec.placement == protocol::Placement::kExpertMajor) {
+    counts.rows_per_expert.assign(round.experts.rows_per_expert.begin(), round.experts.rows_per_expert.end());
+  } else {
+    count_experts(route, counts);
+  }
   for (const std::int64_t rows : counts.rows_per_expert) {
     counts.aligned_rows_per_expert.push_back(protocol::align_up(rows, options.expert_alignment));
   }

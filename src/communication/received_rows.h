@@ -13,12 +13,12 @@
 
 namespace tokenyard::communication {
 
-// Calls visit(source, row) for every row that was received and kept, in the result's order: `row` is the token index of
-// a rank-major source, and else the row of the result (source is then 0).
+// Calls visit(source, row) for every row that was received and kept, in the order of (source, token): `row` is the
+// token index where sources have spaces of their own, and else the row of the result (source is then 0).
 template <class Visit>
 void for_each_received_row(const Route& route, const protocol::WindowLayout& layout, Visit&& visit) {
   const engine::Round& round = route.round;
-  if (layout.shape().placement != protocol::Placement::kRankMajor) {
+  if (!protocol::space_per_source(layout.shape().placement)) {
     const std::int64_t kept = std::min(round.num_rows, round.row_limit);
     for (std::int64_t row = 0; row < kept; ++row)
       visit(std::int64_t{0}, row);
@@ -37,8 +37,8 @@ void for_each_received_row(const Route& route, const protocol::WindowLayout& lay
   }
 }
 
-// Source `source` of a [num_ranks, tokens_per_rank, ...] tensor.
-inline TensorView block_of(const TensorView& tensor, std::int64_t source) {
+// One block of a [num_blocks, rows_per_block, ...] tensor.
+inline TensorView block_of(const TensorView& tensor, std::int64_t index) {
   TensorView block = tensor;
   block.num_dims = tensor.num_dims - 1;
   for (int i = 0; i < block.num_dims; ++i) {
@@ -46,35 +46,35 @@ inline TensorView block_of(const TensorView& tensor, std::int64_t source) {
     block.strides[static_cast<std::size_t>(i)] = tensor.strides[static_cast<std::size_t>(i) + 1];
   }
   if (tensor.data != nullptr) {
-    block.data = static_cast<std::byte*>(tensor.data) + source * tensor.strides[0] * size_of(tensor.dtype);
+    block.data = static_cast<std::byte*>(tensor.data) + index * tensor.strides[0] * size_of(tensor.dtype);
   }
   return block;
 }
 
-// Where the rows of an output are: base + source * block_stride + row * row_stride, in bytes.
+// Where the rows of an output are: base + block * block_stride + row * row_stride, in bytes.
 struct RowPlaces {
   std::byte* base = nullptr;
   std::int64_t block_stride = 0;
   std::int64_t row_stride = 0;
 
-  [[nodiscard]] std::byte* at(std::int64_t source, std::int64_t row) const {
-    return base + source * block_stride + row * row_stride;
+  [[nodiscard]] std::byte* at(std::int64_t block, std::int64_t row) const {
+    return base + block * block_stride + row * row_stride;
   }
 };
 
-// `tokens_per_rank` is 0 for layouts without blocks; rank-major outputs have a dimension for the source, or the same
-// rows in one.
-inline RowPlaces places_of(const TensorView& output, const PayloadKind& kind, std::int64_t tokens_per_rank) {
+// `rows_per_block` is 0 for layouts without blocks; outputs in blocks have a dimension for them, or the same rows in
+// one.
+inline RowPlaces places_of(const TensorView& output, const PayloadKind& kind, std::int64_t rows_per_block) {
   const std::int64_t element = size_of(output.dtype);
   auto* base = static_cast<std::byte*>(output.data);
   if (output.num_dims == kind.num_inner + 2) return {base, output.strides[0] * element, output.strides[1] * element};
-  return {base, tokens_per_rank * output.strides[0] * element, output.strides[0] * element};
+  return {base, rows_per_block * output.strides[0] * element, output.strides[0] * element};
 }
 
 // The part of the caller's tensor that the result fills.
-inline TensorView trimmed(TensorView into, const PayloadKind& kind, std::int64_t tokens_per_rank, std::int64_t rows) {
+inline TensorView trimmed(TensorView into, const PayloadKind& kind, std::int64_t rows_per_block, std::int64_t rows) {
   if (into.num_dims == kind.num_inner + 2) {
-    into.shape[1] = tokens_per_rank;
+    into.shape[1] = rows_per_block;
   } else {
     into.shape[0] = rows;
   }

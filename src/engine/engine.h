@@ -38,6 +38,14 @@ struct PayloadRows {
   std::int64_t stride = 0;     // bytes
 };
 
+// Where the receiver puts the rows of a plane, expert by expert; row_bytes 0: nowhere.
+struct ExpandedPlane {
+  std::byte* data = nullptr;
+  std::int64_t expert_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t row_bytes = 0;
+};
+
 inline constexpr std::int64_t kNotGiven = -1;
 
 struct DispatchRequest {
@@ -45,6 +53,9 @@ struct DispatchRequest {
   std::array<PayloadRows, protocol::kMaxPlanes> payloads{};  // the ids plane holds Round::wire_ids when routed
   TensorView topk_ids{};                                     // routed placements; not given on replay
   const Round* replay = nullptr;
+  // The sender casts rows of params.dtype; the hidden and scale planes then tell what crosses.
+  DispatchCast cast = DispatchCast::kNone;
+  Dtype weights_dtype = Dtype::kF32;
   std::span<const std::int32_t> stats{};
   std::uint64_t digest = 0;
   // A value that must agree, and how it is called in the error; not compared where a side has kNotGiven.
@@ -52,11 +63,15 @@ struct DispatchRequest {
   const char* agreed_name = "";
   std::int64_t row_limit = 0;  // final places: rows to keep
   std::int64_t tokens_per_rank = 0;
+  std::array<ExpandedPlane, protocol::kMaxPlanes> expanded{};  // expert major; set before the receive half
 };
 
 struct CombineRequest {
-  TensorView expert_output{};  // [rows, hidden] or [num_ranks, tokens_per_rank, hidden]
-  TensorView topk_weights{};   // [rows, top_k] f32, or not given
+  // [rows, hidden] or [num_ranks, tokens_per_rank, hidden]; expert major: [num_local_experts, num_ranks * max_tokens,
+  // hidden], or the same rows in two dimensions.
+  TensorView expert_output{};
+  // [rows, top_k] f32 to bring back; expert major: [num_tokens, top_k] f32 to weigh with; or not given.
+  TensorView topk_weights{};
 };
 
 struct CombineTarget {
@@ -74,6 +89,8 @@ class Engine {
   Engine& operator=(Engine&&) = delete;
   virtual ~Engine() = default;
 
+  // Throws kInvalidState when the window has no place for the rows of the next dispatch.
+  virtual void check_dispatch() const = 0;
   // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.
   virtual void plan(const DispatchRequest& request, Round& round) = 0;
   // The caller's rows may be reused when it returns. Throws kMismatch when ranks disagree.
@@ -83,6 +100,8 @@ class Engine {
   virtual void release(const Round& round) = 0;
   virtual Status combine_send(const CombineRequest& request, Round& round) = 0;
   virtual Status combine_receive(const CombineTarget& target, const Round& round) = 0;
+  // The receive half of the round's combine will not be called.
+  virtual void release_combine(const Round& round) = 0;
 
   // Takes part in the next dispatch, or in the combine of `round`, by telling the peers that this rank gives it up.
   virtual void abort_dispatch() = 0;

@@ -5,7 +5,7 @@
 
 namespace tokenyard::engine {
 
-void Round::reserve(const protocol::WindowShape& shape, int top_k) {
+void Round::reserve(const protocol::WindowShape& shape, int top_k, int num_local_experts) {
   const auto ranks = static_cast<std::size_t>(shape.num_ranks);
   const auto tokens = static_cast<std::size_t>(shape.max_tokens);
   const std::size_t copies = top_k > 0 ? std::min(ranks, static_cast<std::size_t>(top_k)) : ranks;
@@ -16,9 +16,17 @@ void Round::reserve(const protocol::WindowShape& shape, int top_k) {
   rows_received.resize(ranks);
   row_base.resize(ranks);
   tokens_of.resize(ranks);
-  if (shape.placement == protocol::Placement::kRankMajor) {
-    masks.resize(ranks * static_cast<std::size_t>(protocol::num_chunks(shape.max_tokens, shape.tokens_per_chunk)));
-  }
+  if (!protocol::space_per_source(shape.placement)) return;
+  masks.resize(ranks * static_cast<std::size_t>(protocol::num_chunks(shape.max_tokens, shape.tokens_per_chunk)));
+  if (shape.placement != protocol::Placement::kExpertMajor) return;
+  const auto experts_here = static_cast<std::size_t>(num_local_experts);
+  experts.picks.resize(ranks * tokens * static_cast<std::size_t>(top_k));
+  experts.weights.resize(experts.picks.size());
+  experts.source_tokens.resize(experts_here * ranks * tokens);
+  experts.source_ranges.resize(experts_here * ranks * 2);
+  experts.rows_per_expert.resize(experts_here);
+  experts.routes_per_expert.resize(experts_here);
+  experts.waited.resize(ranks);
 }
 
 }  // namespace tokenyard::engine

@@ -16,6 +16,20 @@ struct Destination {
   std::int32_t row = 0;
 };
 
+// Expert major: where received tokens went, kept because their rows in the window do not last.
+struct ExpertRows {
+  // [num_ranks, max_tokens, top_k]: the row that the pick of a received token became, counted through all experts
+  // (expert * num_ranks * max_tokens + row); -1 where the pick is of another rank. Defined for received tokens only.
+  std::vector<std::int32_t> picks;
+  std::vector<float> weights;                   // the same shape; used when weights came with dispatch
+  std::vector<std::int32_t> source_tokens;      // [num_local_experts, num_ranks * max_tokens]
+  std::vector<std::int32_t> source_ranges;      // [num_local_experts, num_ranks, {first row, rows}]
+  std::vector<std::int64_t> rows_per_expert;    // [num_local_experts]
+  std::vector<std::int32_t> routes_per_expert;  // [num_local_experts], with repeated picks
+  std::vector<std::int64_t> waited;             // [num_ranks] nanoseconds, by the receive half
+  bool has_weights = false;
+};
+
 struct Round {
   std::uint32_t epoch = 0;          // of the dispatch that filled it
   std::uint32_t combine_epoch = 0;  // of the combine half that was sent for it
@@ -36,9 +50,14 @@ struct Round {
   std::int64_t row_limit = 0;               // final places: rows kept of them
   std::int64_t tokens_per_rank = 0;         // rank major: rows of a source that the caller sees
   protocol::PlanePlan planes;
+  // Where received rows lie: source s's planes from rows + s * space_stride on; one space for all when the stride is 0.
+  const std::byte* rows = nullptr;
+  std::int64_t space_stride = 0;
+
+  ExpertRows experts;  // expert major
 
   // `top_k` 0: tokens go to every rank and ids are not looked at.
-  void reserve(const protocol::WindowShape& shape, int top_k);
+  void reserve(const protocol::WindowShape& shape, int top_k, int num_local_experts);
 };
 
 }  // namespace tokenyard::engine

@@ -8,9 +8,14 @@
 //   headers            source s its own lines           this rank
 //   counts             source s its own rows            this rank (final places only)
 //   chunks             source s its own lines           this rank
+//   queue words        peer p its own line per phase    this rank: how far p filled, or drained, a queue
 //   stats              source s its own row             this rank
-//   payload            rank major: source s region s; else any source, at the places the counts give
+//   payload            a space per source: source s space s; else any source, at the places the counts give
+//   queues             source s its own per phase       this rank
 //   combine, weights   this rank                        the origins of its rows
+//   given weights      origin s its own rows            this rank: weights that were not known at dispatch
+//
+// Lines and rows have `depth` slots; operation n of a phase uses slot n % depth.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +31,9 @@ namespace tokenyard::protocol {
 
 inline constexpr std::int64_t kLineBytes = 64;
 inline constexpr std::int64_t kSectionAlignment = 128;
-inline constexpr int kNumPhases = 2;  // dispatch, combine
+
+// Dispatch, combine, and the weights that origins push before a combine.
+enum PhaseIndex : int { kDispatchPhase, kCombinePhase, kWeightsPhase, kNumPhases };
 
 // Everything that sizes a window.
 struct WindowShape {
@@ -34,12 +41,20 @@ struct WindowShape {
   int tokens_per_chunk = kMaxChunkTokens;
   std::int64_t max_tokens = 0;  // per source rank
   Placement placement = Placement::kCompact;
+  int depth = 1;
   std::int64_t row_capacity = 0;    // bytes of the library's planes of one row, rounded up
   std::int64_t extra_capacity = 0;  // bytes of the extras of one row
   std::int64_t stats_entries = 0;   // i32 statistics of one source
   std::int64_t combine_row_bytes = 0;
   std::int64_t weights_row_bytes = 0;
+  std::int64_t given_weights_row_bytes = 0;
+  // Of one queue; 0: rows have places of their own. With queues, no section grows with max_tokens.
+  std::int64_t queue_bytes = 0;
 };
+
+TOKENYARD_HD constexpr int slot_of(std::uint32_t epoch, int depth) {
+  return static_cast<int>(epoch % static_cast<std::uint32_t>(depth));
+}
 
 // Where every section starts, in bytes from the window's start, and how its parts are strided.
 class WindowLayout {
@@ -54,16 +69,25 @@ class WindowLayout {
         layout.take(std::int64_t{kNumPhases} * kHeaderSlots * ranks * static_cast<std::int64_t>(sizeof(HeaderLine)));
     layout.counts_stride_ = counts_first(shape.placement) ? align_up(ranks * 4, kLineBytes) : 0;
     layout.counts_ = layout.take(std::int64_t{kHeaderSlots} * ranks * layout.counts_stride_);
-    layout.chunks_stride_ = align_up(layout.max_chunks() * static_cast<std::int64_t>(sizeof(ChunkLine)), kLineBytes);
-    layout.chunks_ = layout.take(ranks * layout.chunks_stride_);
+    const bool queued = shape.queue_bytes > 0;
+    const std::int64_t slots = shape.depth;
+    const std::int64_t chunk_lines = queued ? 0 : layout.max_chunks();
+    layout.chunks_stride_ = align_up(chunk_lines * static_cast<std::int64_t>(sizeof(ChunkLine)), kLineBytes);
+    layout.chunks_ = layout.take(slots * ranks * layout.chunks_stride_);
+    layout.queue_words_ = layout.take(queued ? 2 * std::int64_t{kNumPhases} * ranks * kLineBytes : 0);
     layout.stats_stride_ = align_up(shape.stats_entries * 4, kLineBytes);
     layout.stats_ = layout.take(ranks * layout.stats_stride_);
+    layout.rows_ = layout.end_;
     layout.payload_stride_ = payload_capacity(layout.payload_rows(), shape.row_capacity, shape.extra_capacity);
-    layout.payload_ = layout.take((shape.placement == Placement::kRankMajor ? ranks : 1) * layout.payload_stride_);
+    layout.payload_ = layout.take(queued ? 0 : slots * layout.num_spaces() * layout.payload_stride_);
+    layout.queues_stride_ = align_up(shape.queue_bytes, kSectionAlignment);
+    layout.queues_ = layout.take(2 * ranks * layout.queues_stride_);
     layout.combine_stride_ = align_up(shape.combine_row_bytes, kRowAlignment);
-    layout.combine_ = layout.take(layout.combine_rows() * layout.combine_stride_);
+    const std::int64_t combine_rows = queued ? 0 : slots * layout.combine_rows();
+    layout.combine_ = layout.take(combine_rows * layout.combine_stride_);
     layout.weights_stride_ = align_up(shape.weights_row_bytes, kRowAlignment);
-    layout.weights_ = layout.take(layout.combine_rows() * layout.weights_stride_);
+    layout.weights_ = layout.take(combine_rows * layout.weights_stride_);
+    layout.given_weights_ = layout.take(slots * layout.combine_rows() * shape.given_weights_row_bytes);
     return layout;
   }
 
@@ -77,7 +101,11 @@ class WindowLayout {
 
   // Rows of one payload space: a source's tokens, or all ranks' tokens at final places.
   TOKENYARD_HD constexpr std::int64_t payload_rows() const {
-    return shape_.placement == Placement::kRankMajor ? shape_.max_tokens : combine_rows();
+    return space_per_source(shape_.placement) ? shape_.max_tokens : combine_rows();
+  }
+
+  TOKENYARD_HD constexpr std::int64_t num_spaces() const {
+    return space_per_source(shape_.placement) ? shape_.num_ranks : 1;
   }
 
   TOKENYARD_HD constexpr std::int64_t combine_rows() const { return shape_.num_ranks * shape_.max_tokens; }
@@ -98,24 +126,55 @@ class WindowLayout {
     return counts_ + (static_cast<std::int64_t>(slot) * shape_.num_ranks + source) * counts_stride_;
   }
 
-  TOKENYARD_HD constexpr std::int64_t chunk(int source, std::int64_t index) const {
-    return chunks_ + source * chunks_stride_ + index * static_cast<std::int64_t>(sizeof(ChunkLine));
+  TOKENYARD_HD constexpr std::int64_t chunk(int source, std::int64_t index, int slot = 0) const {
+    return chunks_ + (static_cast<std::int64_t>(slot) * shape_.num_ranks + source) * chunks_stride_ +
+           index * static_cast<std::int64_t>(sizeof(ChunkLine));
+  }
+
+  // A word by which `peer` says how many rows it put into its queue to this rank.
+  TOKENYARD_HD constexpr std::int64_t queue_filled(int phase, int peer) const {
+    return queue_words_ + (static_cast<std::int64_t>(phase) * shape_.num_ranks + peer) * kLineBytes;
+  }
+
+  // A word by which `peer` says how many rows it took from this rank's queue to it.
+  TOKENYARD_HD constexpr std::int64_t queue_drained(int phase, int peer) const {
+    return queue_filled(kNumPhases + phase, peer);
   }
 
   TOKENYARD_HD constexpr std::int64_t stats(int source) const { return stats_ + source * stats_stride_; }
 
-  // The payload space that `source` stores to, and what it may hold.
-  TOKENYARD_HD constexpr std::int64_t payload(int source) const {
-    return payload_ + (shape_.placement == Placement::kRankMajor ? source * payload_stride_ : 0);
+  // Where rows begin: everything before it is words and lines.
+  TOKENYARD_HD constexpr std::int64_t rows() const { return rows_; }
+
+  // The payload space that `source` stores to, and what it may hold. With queues such spaces are the receiver's own.
+  TOKENYARD_HD constexpr std::int64_t payload(int source, int slot = 0) const {
+    const std::int64_t space = space_per_source(shape_.placement) ? source : 0;
+    return payload_ + (slot * num_spaces() + space) * payload_stride_;
   }
 
   TOKENYARD_HD constexpr std::int64_t payload_bytes() const { return payload_stride_; }
 
-  TOKENYARD_HD constexpr std::int64_t combine_row(std::int64_t row) const { return combine_ + row * combine_stride_; }
+  // The queue from `source` in a phase (dispatch or combine), and what it may hold.
+  TOKENYARD_HD constexpr std::int64_t queue(int phase, int source) const {
+    return queues_ + (static_cast<std::int64_t>(phase) * shape_.num_ranks + source) * queues_stride_;
+  }
+
+  TOKENYARD_HD constexpr std::int64_t queue_bytes() const { return shape_.queue_bytes; }
+
+  TOKENYARD_HD constexpr std::int64_t combine_row(std::int64_t row, int slot = 0) const {
+    return combine_ + (slot * combine_rows() + row) * combine_stride_;
+  }
 
   TOKENYARD_HD constexpr std::int64_t combine_stride() const { return combine_stride_; }
 
-  TOKENYARD_HD constexpr std::int64_t weights_row(std::int64_t row) const { return weights_ + row * weights_stride_; }
+  TOKENYARD_HD constexpr std::int64_t weights_row(std::int64_t row, int slot = 0) const {
+    return weights_ + (slot * combine_rows() + row) * weights_stride_;
+  }
+
+  // f32 [max_tokens, top_k], dense: the weights that `origin` gave at combine.
+  TOKENYARD_HD constexpr std::int64_t given_weights(int origin, int slot) const {
+    return given_weights_ + (slot * combine_rows() + origin * shape_.max_tokens) * shape_.given_weights_row_bytes;
+  }
 
  private:
   TOKENYARD_HD constexpr std::int64_t take(std::int64_t size) {
@@ -125,10 +184,10 @@ class WindowLayout {
   }
 
   WindowShape shape_{};
-  std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, stats_ = 0, payload_ = 0, combine_ = 0,
-               weights_ = 0;
-  std::int64_t counts_stride_ = 0, chunks_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0, combine_stride_ = 0,
-               weights_stride_ = 0;
+  std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, queue_words_ = 0, stats_ = 0,
+               rows_ = 0, payload_ = 0, queues_ = 0, combine_ = 0, weights_ = 0, given_weights_ = 0;
+  std::int64_t counts_stride_ = 0, chunks_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0, queues_stride_ = 0,
+               combine_stride_ = 0, weights_stride_ = 0;
   std::int64_t end_ = 0;
 };
 

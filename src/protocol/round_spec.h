@@ -14,8 +14,20 @@ namespace tokenyard::protocol {
 enum class Placement : std::uint8_t {
   kEveryRank,  // to all ranks; at its final place, ordered by (source rank, token)
   kCompact,    // to the owners of its experts; at its final place, ordered by (source rank, token)
-  kRankMajor,  // to the owners of its experts; in the source's region, slot = token index
+  kRankMajor,  // to the owners of its experts; in the source's space, row = token index
+  // As rank major on the wire; the receiver then copies each row to every expert it is for, and combine weighs and
+  // reduces what the experts gave before a row crosses back.
+  kExpertMajor,
 };
+
+// How rows reach the receiver.
+enum class Transport : std::uint8_t {
+  kWindow,  // each row to a place of its own in the receiver's window
+  kQueue,   // through bounded queues, which the receiver drains into memory of its own
+};
+
+// What a row of combine is while it crosses.
+enum class CombineWire : std::uint8_t { kParamsDtype, kF8e4m3, kLogarithmic };
 
 // What the receiver makes of the ids it is sent.
 enum class IdView : std::uint8_t { kCargo, kGlobal, kLocal };
@@ -23,14 +35,20 @@ enum class IdView : std::uint8_t { kCargo, kGlobal, kLocal };
 struct RoundSpec {
   Placement placement = Placement::kCompact;
   IdView ids = IdView::kCargo;
-  int depth = 1;              // operations that may be open at once
+  int depth = 1;  // operations that may be open at once
+  Transport transport = Transport::kWindow;
+  CombineWire combine_wire = CombineWire::kParamsDtype;
   bool weights_back = false;  // combine can bring routing weights back to their tokens
-  bool low_precision_combine = false;
 };
 
 // Final places need every rank's counts before the first row is stored.
 TOKENYARD_HD constexpr bool counts_first(Placement placement) {
-  return placement != Placement::kRankMajor;
+  return placement == Placement::kEveryRank || placement == Placement::kCompact;
+}
+
+// Otherwise each source has a space of its own, where a token's index is its row.
+TOKENYARD_HD constexpr bool space_per_source(Placement placement) {
+  return !counts_first(placement);
 }
 
 TOKENYARD_HD constexpr bool routed(Placement placement) {

@@ -8,8 +8,23 @@
 namespace tokenyard::support {
 namespace {
 
-float expert_factor(std::int64_t expert, Experts experts) {
-  return experts == Experts::kIdentity ? 1.0F : static_cast<float>(expert + 1);
+// What expert `expert` makes of one element.
+float expert_value(Experts experts, std::int64_t expert, float x) {
+  switch (experts) {
+    case Experts::kScale:
+      return static_cast<float>(expert + 1) * x;
+    case Experts::kIdentity:
+      return x;
+    case Experts::kSquare:
+    case Experts::kSquareOfWeighted:
+      return x * x;
+  }
+  return x;
+}
+
+float weighted_value(Experts experts, std::int64_t expert, float weight, float x) {
+  if (experts == Experts::kSquareOfWeighted) return expert_value(experts, expert, weight * x);
+  return weight * expert_value(experts, expert, x);
 }
 
 std::int64_t id_at(const TensorView& ids, std::int64_t row, int slot) {
@@ -24,15 +39,40 @@ std::int64_t id_at(const TensorView& ids, std::int64_t row, int slot) {
   return id;
 }
 
-// Weighted sum of this rank's experts for one received row. The world's params count: the communication may have been
-// made for more.
-std::vector<float> apply_experts(const Communication& communication,
-                                 const MoeParams& params,
-                                 const DispatchResult& result,
-                                 std::int64_t row,
-                                 Experts experts) {
-  std::vector<float> sums(static_cast<std::size_t>(params.hidden_size));
+struct ReceivedRow {
+  const DispatchResult& result;
+  std::int64_t row = 0;
+};
+
+// Expert-major rows belong to one expert each, and combine weighs them. The world's params count: the communication may
+// have been made for more.
+void apply_own_expert(const Communication& communication,
+                      const MoeParams& params,
+                      const ReceivedRow& received,
+                      Experts experts,
+                      std::vector<float>& values) {
+  const auto& [result, row] = received;
+  const std::int64_t expert =
+      first_expert_of(params, communication.rank(), communication.num_ranks()) + row / result.hidden_states.shape[1];
+  for (std::size_t column = 0; column < values.size(); ++column) {
+    const float x = load(params.dtype, row_of(result.hidden_states, row), static_cast<std::int64_t>(column));
+    values[column] = expert_value(experts, expert, x);
+  }
+}
+
+// Weighted sum of this rank's experts for one received row.
+void apply_experts(const Communication& communication,
+                   const MoeParams& params,
+                   const ReceivedRow& received,
+                   Experts experts,
+                   std::vector<float>& sums) {
+  if (communication.contract().output_layout == OutputLayout::kExpertMajor) {
+    apply_own_expert(communication, params, received, experts, sums);
+    return;
+  }
+  const auto& [result, row] = received;
   const bool local = communication.contract().id_space == IdSpace::kLocal;
+  std::fill(sums.begin(), sums.end(), 0.0F);
   for (int slot = 0; slot < params.top_k; ++slot) {
     std::int64_t expert = id_at(result.topk_ids, row, slot);
     if (local && expert >= 0) expert += first_expert_of(params, communication.rank(), communication.num_ranks());
@@ -40,10 +80,9 @@ std::vector<float> apply_experts(const Communication& communication,
     const float weight = load(result.topk_weights.dtype, row_of(result.topk_weights, row), slot);
     for (std::size_t column = 0; column < sums.size(); ++column) {
       const float x = load(params.dtype, row_of(result.hidden_states, row), static_cast<std::int64_t>(column));
-      sums[column] += weight * (expert_factor(expert, experts) * x);
+      sums[column] += weighted_value(experts, expert, weight, x);
     }
   }
-  return sums;
 }
 
 std::vector<std::byte> expected_output(const World& world, int rank, Dtype dtype, Experts experts) {
@@ -57,7 +96,7 @@ std::vector<std::byte> expected_output(const World& world, int rank, Dtype dtype
       for (int slot = 0; slot < params.top_k; ++slot) {
         const std::int64_t expert = world.id(rank, token, slot);
         if (expert < 0 || expert >= params.num_experts) continue;
-        y += load(Dtype::kF32, data.weights.row(token).data(), slot) * (expert_factor(expert, experts) * x);
+        y += weighted_value(experts, expert, load(Dtype::kF32, data.weights.row(token).data(), slot), x);
       }
       store(dtype, output.data(), token * params.hidden_size + column, y);
     }
@@ -109,24 +148,48 @@ IdTable repeated(std::int64_t num_tokens, const std::vector<std::int64_t>& row) 
   return table;
 }
 
-void moe_round(
-    Communication& communication, const World& world, const RoundPlan& plan, DispatchResult& result, Experts experts) {
+Tensor expert_rows(const Communication& communication,
+                   const World& world,
+                   const RoundPlan& plan,
+                   const DispatchResult& result,
+                   Experts experts) {
   const MoeParams& params = world.spec.params;
-  dispatch_and_check(communication, world, plan, result);
-  const std::int64_t rows = num_flat_rows(result.hidden_states);
-  Tensor expert_output(params.dtype, {rows, params.hidden_size}, {.poison = kNanPoison});
+  std::vector<std::int64_t> shape{num_flat_rows(result.hidden_states), params.hidden_size};
+  if (communication.contract().output_layout == OutputLayout::kExpertMajor) {
+    shape = {result.hidden_states.shape[0], result.hidden_states.shape[1], params.hidden_size};
+  }
+  Tensor rows(params.dtype, shape, {.poison = kNanPoison});
+  std::vector<float> sums(static_cast<std::size_t>(params.hidden_size));
   const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
   for (const ExpectedRow& row : expected.rows) {  // the others stay NaN
-    const std::vector<float> sums = apply_experts(communication, params, result, row.position, experts);
+    apply_experts(communication, params, {result, row.position}, experts, sums);
     for (std::int64_t column = 0; column < params.hidden_size; ++column) {
-      store(params.dtype, expert_output.row(row.position), column, sums[static_cast<std::size_t>(column)]);
+      store(params.dtype, rows.row(row.position), column, sums[static_cast<std::size_t>(column)]);
     }
   }
+  return rows;
+}
+
+void check_y(const TensorView& y, const World& world, int rank, Experts experts) {
+  check_elements(y, expected_output(world, rank, y.dtype, experts), "y");
+}
+
+std::vector<std::byte> moe_combine(
+    Communication& communication, const World& world, const RoundPlan& plan, DispatchResult& result, Experts experts) {
+  const MoeParams& params = world.spec.params;
+  const Tensor rows = expert_rows(communication, world, plan, result, experts);
   Tensor output(params.dtype, {world.rank(communication.rank()).num_tokens, params.hidden_size});
   TensorView view = output.view();
-  check_ok(communication.combine(result.handle, {.expert_output = expert_output.view()}, {}, view), "combine");
+  check_ok(communication.combine(result.handle, {.expert_output = rows.view()}, {}, view), "combine");
   output.check_guards("the output of combine");
-  check_elements(view, expected_output(world, communication.rank(), params.dtype, experts), "y");
+  check_y(view, world, communication.rank(), experts);
+  return output.bytes();
+}
+
+void moe_round(
+    Communication& communication, const World& world, const RoundPlan& plan, DispatchResult& result, Experts experts) {
+  dispatch_and_check(communication, world, plan, result);
+  moe_combine(communication, world, plan, result, experts);
 }
 
 void play_worlds(std::string_view backend, const std::vector<World>& worlds, const RoundPlan& plan, Experts experts) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the case tests share: worlds written by hand, and a whole MoE layer around dispatch and combine.
-// The layer's experts are f_e(x) = (e + 1) x, or the identity. Its result is compared with
+// The layer's experts are f_e(x) = (e + 1) x, the identity or a square. Its result is compared with
 // y = sum over slots of w_k f_{e_k}(x) in fp32, which knows nothing of ranks, layouts or rows.
-// Thread rule: `moe_round` as a communication's; the rest are pure functions.
+// Thread rule: `moe_round` and `moe_combine` as a communication's; the rest are pure functions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,7 +38,27 @@ struct CaseWorld {
 // `num_tokens` times the same row of ids.
 [[nodiscard]] IdTable repeated(std::int64_t num_tokens, const std::vector<std::int64_t>& row);
 
-enum class Experts : std::uint8_t { kScale, kIdentity };
+enum class Experts : std::uint8_t {
+  kScale,
+  kIdentity,
+  kSquare,            // w x^2
+  kSquareOfWeighted,  // (w x)^2: the weight is applied before the expert
+};
+
+// What this rank's experts make of the rows of `result`, in the layout that combine takes; unused rows are NaN.
+[[nodiscard]] Tensor expert_rows(const Communication& communication,
+                                 const World& world,
+                                 const RoundPlan& plan,
+                                 const DispatchResult& result,
+                                 Experts experts = Experts::kScale);
+void check_y(const TensorView& y, const World& world, int rank, Experts experts = Experts::kScale);
+
+// This rank's experts on what came, combine, and y, whose bytes are returned.
+std::vector<std::byte> moe_combine(Communication& communication,
+                                   const World& world,
+                                   const RoundPlan& plan,
+                                   DispatchResult& result,
+                                   Experts experts = Experts::kScale);
 
 // Dispatch (checked row by row), this rank's experts on what came, combine, and y.
 void moe_round(Communication& communication,

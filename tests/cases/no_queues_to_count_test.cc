@@ -24,11 +24,6 @@ World world_of(int num_ranks) {
 
 class NoQueues : public ::testing::TestWithParam<int> {};
 
-TEST_P(NoQueues, CommunicationsAreExact) {
-  for (const std::string_view backend : kMovingBackends)
-    EXPECT_NO_THROW(play_worlds(backend, {world_of(GetParam())})) << backend;
-}
-
 TEST_P(NoQueues, ManagersAreExactWhateverTheSwitchSays) {
   const World world = world_of(GetParam());
   EXPECT_NO_THROW(run_ranks(GetParam(), [&](const Group& group) {

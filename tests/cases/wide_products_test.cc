@@ -50,7 +50,17 @@ TEST(WideProductsOfParams, ScaleElements) {
   EXPECT_EQ(dispatch_bytes_per_token(params), std::int64_t{4} * 2'147'483'647);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, WideProducts, ::testing::ValuesIn(kMovingBackends), backend_name);
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         WideProducts,
+                         ::testing::Values("all_gather", "high_throughput", "low_latency", "one_sided"),
+                         backend_name);
+
+TEST(WideProductsOfQueues, DoNotGrowWithTokens) {
+  MoeParams params{.num_experts = 256, .top_k = 8, .hidden_size = 7168, .max_tokens_per_rank = 1};
+  const std::int64_t before = window_bytes(params, TwoSidedConfig{}, 8);
+  params.max_tokens_per_rank = 1 << 20;
+  EXPECT_EQ(window_bytes(params, TwoSidedConfig{}, 8), before);
+}
 
 }  // namespace
 }  // namespace tokenyard::support

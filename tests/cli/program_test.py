@@ -41,15 +41,17 @@ def tensor(path, name):
     begin, end = header[name]["data_offsets"]
     return data[begin:end]
 
+BACKENDS = ["all_gather", "high_throughput", "low_latency", "one_sided", "two_sided"]  # that move tokens
+
 
 class Info(unittest.TestCase):
     def test_json_has_the_program_and_every_backend(self):
         program, *backends = json_lines("info")
         self.assertEqual(program["engines"], ["host"])
         self.assertEqual(program["fabrics"], ["host"])
-        self.assertEqual([b["backend"] for b in backends], ["all_gather", "high_throughput", "one_sided", "passthrough"])
+        self.assertEqual([b["backend"] for b in backends], BACKENDS + ["passthrough"])
         for backend in backends:
-            self.assertEqual(len(backend["contract"]), 23)
+            self.assertEqual(len(backend["contract"]), 26)
             self.assertTrue(backend["seed_class"].endswith("Manager"))
             if backend["support"] != "usable":
                 self.assertNotEqual(backend["reason"], "")
@@ -57,7 +59,7 @@ class Info(unittest.TestCase):
     def test_people_see_every_backend(self):
         result = run("info")
         self.assertEqual(result.returncode, 0)
-        for name in ("all_gather", "high_throughput", "one_sided", "passthrough", "output_layout", "grows"):
+        for name in BACKENDS + ["passthrough", "output_layout", "grows"]:
             self.assertIn(name, result.stdout)
 
 
@@ -74,7 +76,7 @@ class Run(unittest.TestCase):
 
     def test_all_is_every_backend_that_moves_tokens(self):
         lines = json_lines("run", "--num-ranks", 3, "--num-rounds", 1)
-        self.assertEqual([line["backend"] for line in lines], ["all_gather", "high_throughput", "one_sided"])
+        self.assertEqual([line["backend"] for line in lines], BACKENDS)
         self.check_lines(lines, 3, "threads", "bf16")
 
     def test_rows_are_those_that_the_routes_ask_for(self):
@@ -132,6 +134,41 @@ class Run(unittest.TestCase):
             self.assertEqual(result.returncode, 1)
             self.assertEqual(json.loads(result.stdout)["status"], "inaccurate")
             self.assertIn("is above 0.004", result.stderr)
+
+
+class Bench(unittest.TestCase):
+    SMALL = ("--num-ranks", 3, "--hidden-size", 40, "--num-experts", 12, "--top-k", 3, "--num-rounds", 3, "--warmup", 1)
+
+    def test_every_backend_is_right_and_measured(self):
+        for kind in ("threads", "processes"):
+            lines = json_lines("bench", *self.SMALL, "--num-tokens", "5,9", "--rank-kind", kind, "--json")
+            self.assertEqual([(line["backend"], line["num_tokens"]) for line in lines],
+                             [(backend, tokens) for backend in BACKENDS for tokens in (5, 9)])
+            for line in lines:
+                self.assertGreater(line["round_us"]["median"], 0)
+                self.assertGreaterEqual(line["round_us"]["p95"], line["round_us"]["median"])
+                self.assertGreater(line["memcpy_us"], 0)
+                self.assertAlmostEqual(line["ratio_memcpy"], line["round_us"]["median"] / line["memcpy_us"], places=6)
+
+    def test_bytes_are_of_rows_that_crossed(self):
+        line = json_lines("bench", *self.SMALL, "--backend", "all_gather", "--num-tokens", 5, "--json")[0]
+        self.assertEqual(line["dispatch_bytes"], 3 * 2 * 5 * (40 * 2 + 3 * 8))
+        self.assertEqual(line["combine_bytes"], 3 * 2 * 5 * 40 * 2)
+
+    def test_skews_and_casts(self):
+        trace = f"trace:{LAYER / 'tokens.safetensors'}"
+        for skew in ("zipf:1.1", "one", trace):
+            lines = json_lines("bench", "--num-ranks", 2, "--hidden-size", 40, "--num-tokens", 7, "--num-rounds", 2,
+                               "--skew", skew, "--backend", "low_latency,two_sided", "--cast", "--json")
+            self.assertEqual([line["dispatch_dtype"] for line in lines], ["fp8", "bf16"])
+
+    def test_wrong_options_are_refused(self):
+        for wrong, word in ((("--skew", "even"), "even"), (("--skew", "zipf:x"), "zipf"),
+                            (("--num-experts", 12, "--top-k", 13), "13"), (("--num-tokens", 0), "num-tokens"),
+                            (("--skew", "trace:/nowhere"), "/nowhere"), (("--dtype", "fp4"), "fp4")):
+            result = run("bench", "--backend", "one_sided", "--num-rounds", 1, *wrong)
+            self.assertNotEqual(result.returncode, 0, wrong)
+            self.assertIn(word, result.stderr + result.stdout, wrong)
 
 
 class Refusals(unittest.TestCase):

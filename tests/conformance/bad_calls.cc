@@ -54,9 +54,9 @@ std::vector<BadDispatchCase> make_shape_cases() {
        .spoil =
            [](BadDispatch& call) {
              call.input.hidden_states = call.add(Dtype::kBf16, {7, 24});
-             call.input.topk_weights = call.add(Dtype::kF32, {7, 3});
-             call.input.topk_ids = call.add(Dtype::kI32, {7, 3});
-             call.storage.back().fill(id_bytes(std::vector<std::int64_t>(21, 0), Dtype::kI32));
+             call.input.topk_weights = call.add(Dtype::kF32, {7, 4});
+             call.input.topk_ids = call.add(Dtype::kI32, {7, 4});
+             call.storage.back().fill(id_bytes(std::vector<std::int64_t>(28, 0), Dtype::kI32));
            }},
       {.name = "rows_without_memory",
        .message_parts = {"hidden_states"},
@@ -68,13 +68,13 @@ std::vector<BadDispatchCase> make_shape_cases() {
        .message_parts = {"5", "6"},
        .spoil =
            [](BadDispatch& call) {
-             call.input.topk_weights = call.add(Dtype::kF32, {5, 3});
+             call.input.topk_weights = call.add(Dtype::kF32, {5, 4});
            }},
       {.name = "weights_of_integers",
        .message_parts = {"i32"},
        .spoil =
            [](BadDispatch& call) {
-             call.input.topk_weights = call.add(Dtype::kI32, {6, 3});
+             call.input.topk_weights = call.add(Dtype::kI32, {6, 4});
            }},
   };
 }
@@ -85,10 +85,10 @@ std::vector<BadDispatchCase> make_id_cases() {
        .message_parts = {"f32", "i32"},
        .spoil =
            [](BadDispatch& call) {
-             call.input.topk_ids = call.add(Dtype::kF32, {6, 3});
+             call.input.topk_ids = call.add(Dtype::kF32, {6, 4});
            }},
       {.name = "ids_of_another_top_k",
-       .message_parts = {"2", "3"},
+       .message_parts = {"2", "4"},
        .spoil =
            [](BadDispatch& call) {
              call.input.topk_ids = call.add(Dtype::kI32, {6, 2});
@@ -98,15 +98,15 @@ std::vector<BadDispatchCase> make_id_cases() {
        .message_parts = {"5", "6"},
        .spoil =
            [](BadDispatch& call) {
-             call.input.topk_ids = call.add(Dtype::kI32, {5, 3});
-             call.storage.back().fill(id_bytes(std::vector<std::int64_t>(15, 0), Dtype::kI32));
+             call.input.topk_ids = call.add(Dtype::kI32, {5, 4});
+             call.storage.back().fill(id_bytes(std::vector<std::int64_t>(20, 0), Dtype::kI32));
            }},
       {.name = "ids_missing",
        .message_parts = {"topk_ids"},
        .spoil = [](BadDispatch& call) { call.input.topk_ids = {}; },
        .applies = [](const Contract& contract) { return contract.topk_ids_required; }},
   };
-  for (const std::int64_t id : {std::int64_t{3}, std::int64_t{-2}, (std::int64_t{1} << 31) - 1,
+  for (const std::int64_t id : {std::int64_t{4}, std::int64_t{-2}, (std::int64_t{1} << 31) - 1,
                                 -(std::int64_t{1} << 31), std::int64_t{1} << 32}) {
     cases.push_back(
         {.name = "id_out_of_range_" + std::string(id < 0 ? "minus_" : "") + std::to_string(id < 0 ? -id : id),
@@ -195,6 +195,32 @@ std::vector<BadDispatchCase> make_member_cases() {
              call.options.num_tokens_per_rank = call.numbers;
            },
        .applies = [](const Contract& contract) { return contract.takes_num_tokens_per_rank; }},
+      {.name = "unused_cast",
+       .message_parts = {"cast"},
+       .spoil = [](BadDispatch& call) { call.options.cast = DispatchCast::kFp8Block128; },
+       .applies = [](const Contract& contract) { return !contract.takes_cast; }},
+      {.name = "cast_of_rows_with_scales",
+       .message_parts = {"cast", "hidden_states_scale"},
+       .spoil =
+           [](BadDispatch& call) {
+             call.options.cast = DispatchCast::kFp8Block128;
+             call.input.hidden_states_scale = call.add(Dtype::kF32, {6, 1});
+           },
+       .applies = [](const Contract& contract) { return contract.takes_cast; }},
+      {.name = "unused_receive_statistics",
+       .message_parts = {"wait_per_source"},
+       .spoil =
+           [](BadDispatch& call) {
+             call.options.wait_per_source = TensorView(call.add(Dtype::kI64, {1, 3}).data, Dtype::kI64, {3});
+           },
+       .applies = [](const Contract& contract) { return !contract.takes_receive_statistics; }},
+      {.name = "receive_statistics_of_other_ranks",
+       .message_parts = {"wait_per_source", "3"},
+       .spoil =
+           [](BadDispatch& call) {
+             call.options.wait_per_source = TensorView(call.add(Dtype::kI64, {1, 4}).data, Dtype::kI64, {4});
+           },
+       .applies = [](const Contract& contract) { return contract.takes_receive_statistics; }},
       {.name = "negative_num_sms",
        .message_parts = {"-1"},
        .spoil = [](BadDispatch& call) { call.options.num_sms = -1; }},

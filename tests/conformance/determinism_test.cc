@@ -68,8 +68,10 @@ TEST_P(Determinism, StridedEqualsContiguous) {
   EXPECT_EQ(play(GetParam(), spec(), {}), play(GetParam(), spec(), {.plan = {.strided = true}}));
 }
 
+class CombineInputOf : public ::testing::TestWithParam<std::string_view> {};
+
 // combine_input is given where the contract promises it: otherwise the zero-copy tests would test nothing.
-TEST_P(Determinism, CombineInputIsThere) {
+TEST_P(CombineInputOf, IsThere) {
   WorldSpec spec = small_spec(3);
   spec.num_tokens = {4, 4, 4};
   const World world = make_world(spec);
@@ -85,7 +87,7 @@ TEST_P(Determinism, CombineInputIsThere) {
 }
 
 // The window's width decides, not the dtype: f16 fits where bf16 does.
-TEST_P(Determinism, CombineInputTakesDtypesOfItsWidth) {
+TEST_P(CombineInputOf, TakesDtypesOfItsWidth) {
   WorldSpec spec = small_spec(3);
   spec.num_tokens = {4, 4, 4};
   const World world = make_world(spec);
@@ -102,6 +104,21 @@ TEST_P(Determinism, CombineInputTakesDtypesOfItsWidth) {
 INSTANTIATE_TEST_SUITE_P(Backends, Determinism, ::testing::ValuesIn(kMovingBackends), [](const auto& backend) {
   return std::string(backend.param);
 });
+
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         CombineInputOf,
+                         ::testing::ValuesIn(moving_backends_that(gives_combine_input)),
+                         [](const auto& backend) { return std::string(backend.param); });
+
+TEST(TwoSidedCombineInput, IsNotThere) {
+  const WorldSpec spec = small_spec(2);
+  EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
+    Communication communication = communication_for(group, "two_sided", spec);
+    DispatchResult result;
+    dispatch_and_check(communication, make_world(spec), {}, result);
+    check(!communication.combine_input(result.handle, Dtype::kBf16).defined(), "combine_input of queues");
+  }));
+}
 
 // all_gather's window memory exists only when sizes are equal; otherwise the caller brings a tensor.
 TEST(AllGatherCombineInput, NothingForUnequalSizes) {

@@ -125,7 +125,7 @@ TEST_P(LifeCycle, SeveralCommunicationsOfOneGroup) {
   std::vector<WorldSpec> specs(3, small_spec(kRanks, 5));
   specs[1].params.hidden_size = 130;
   specs[1].params.max_tokens_per_rank = 16;
-  specs[2].params.num_experts = 5;
+  specs[2].params.num_experts = 12;
   specs[2].params.top_k = 3;
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
     std::vector<Communication> all;

@@ -102,12 +102,14 @@ INSTANTIATE_TEST_SUITE_P(Backends, Disagreement, ::testing::ValuesIn(kMovingBack
   return std::string(backend.param);
 });
 
-TEST(RuntimeMaxTokensDisagreement, IsAMismatchOnEveryRank) {
+class RuntimeMaxTokensDisagreement : public ::testing::TestWithParam<std::string_view> {};
+
+TEST_P(RuntimeMaxTokensDisagreement, IsAMismatchOnEveryRank) {
   WorldSpec spec = small_spec(kRanks, 4);
   spec.num_tokens = {3, 3, 3};
   const World world = make_world(spec);
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    Communication communication = communication_for(group, "one_sided", spec);
+    Communication communication = communication_for(group, GetParam(), spec);
     DispatchResult result;
     for (int round = 0; round < 2; ++round) {
       const RankTensors tensors(world, group.rank(), false);
@@ -119,6 +121,13 @@ TEST(RuntimeMaxTokensDisagreement, IsAMismatchOnEveryRank) {
     }
   }));
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         RuntimeMaxTokensDisagreement,
+                         ::testing::ValuesIn(moving_backends_that([](const Contract& contract) {
+                           return contract.takes_runtime_max_tokens;
+                         })),
+                         [](const auto& backend) { return std::string(backend.param); });
 
 TEST(TokensPerRankDisagreement, IsCheckedAgainstWhatRanksSend) {
   WorldSpec spec = small_spec(kRanks, 4);
@@ -145,8 +154,8 @@ class CombineMisuse : public ::testing::TestWithParam<std::tuple<std::string_vie
       return storage.emplace_back(dtype, std::move(shape)).view();
     };
     if (which == 0) input.expert_output = add(Dtype::kBf16, {2, 24});
-    if (which == 1) input.expert_output = add(Dtype::kI32, {18, 24});
-    if (which == 2) input.expert_output = add(Dtype::kBf16, {18, 25});
+    if (which == 1) input.expert_output = add(Dtype::kI32, {input.expert_output.shape[0], 24});
+    if (which == 2) input.expert_output = add(Dtype::kBf16, {input.expert_output.shape[0], 25});
     if (which == 3) output = add(Dtype::kBf16, {5, 24});
     if (which == 4) output = add(Dtype::kU8, {6, 24});
     if (which == 5) input.expert_output = {};
@@ -163,7 +172,8 @@ TEST_P(CombineMisuse, IsAnErrorHereAndAbortedElsewhere) {
     play_round(communication, world, {}, result);
     dispatch_and_check(communication, world, {}, result);
     std::list<Tensor> storage;
-    CombineInput input{.expert_output = storage.emplace_back(Dtype::kBf16, std::vector<std::int64_t>{18, 24}).view()};
+    const std::vector<std::int64_t> shape{num_flat_rows(result.hidden_states), 24};
+    CombineInput input{.expert_output = storage.emplace_back(Dtype::kBf16, shape).view()};
     TensorView output = storage.emplace_back(Dtype::kBf16, std::vector<std::int64_t>{6, 24}).view();
     const Stopwatch stopwatch;
     if (group.rank() == kCulprit) {

@@ -30,7 +30,8 @@ void draw_backend_part(Rng& rng, Scenario& scenario) {
   WorldSpec& spec = scenario.spec;
   RoundPlan& plan = scenario.plan;
   constexpr std::array<std::int64_t, 8> kExtraBytes{1, 2, 4, 6, 8, 12, 16, 20};
-  if (scenario.backend != "high_throughput" && rng.below(2) == 0) {
+  const Contract& contract = find_backend(scenario.backend).contract;
+  if (contract.takes_extra_payloads && rng.below(2) == 0) {
     const std::int64_t first = rng.below(4);
     for (std::int64_t i = first; i < std::min<std::int64_t>(8, first + 1 + rng.below(8)); ++i) {
       spec.extra_row_bytes.push_back(kExtraBytes[static_cast<std::size_t>(i)]);
@@ -44,8 +45,14 @@ void draw_backend_part(Rng& rng, Scenario& scenario) {
     plan.weights_back = rng.below(2) == 0;
     plan.expert_alignment = pick(rng, std::array{1, 4, 16});
   } else {
-    spec.params.invalid_expert_id = rng.below(2) == 0 ? -1 : spec.params.num_experts;
-    spec.eplb_entries = rng.below(2) == 0 ? spec.params.num_experts : 0;
+    if (contract.num_experts_multiple_of > 1) {
+      const int multiple = contract.num_experts_multiple_of;
+      spec.params.num_experts = (spec.params.num_experts + multiple - 1) / multiple * multiple;
+    }
+    if (contract.invalid_id_configurable) {
+      spec.params.invalid_expert_id = rng.below(2) == 0 ? -1 : spec.params.num_experts;
+    }
+    if (contract.takes_eplb_stats) spec.eplb_entries = rng.below(2) == 0 ? spec.params.num_experts : 0;
     plan.flat_expert_output = rng.below(2) == 0;
   }
 }

@@ -19,8 +19,8 @@ namespace tokenyard::support {
 // Every token goes to every rank, so every rank waits for every other in both phases.
 [[nodiscard]] inline WorldSpec all_to_all_spec(int num_ranks, std::uint64_t seed = 1) {
   WorldSpec spec = small_spec(num_ranks, seed);
-  spec.params.num_experts = num_ranks;
-  spec.params.top_k = num_ranks;
+  spec.params.num_experts = (num_ranks + 3) / 4 * 4;
+  spec.params.top_k = spec.params.num_experts;
   spec.num_tokens.assign(static_cast<std::size_t>(num_ranks), spec.params.max_tokens_per_rank);
   return spec;
 }

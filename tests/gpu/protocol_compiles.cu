@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // src/protocol is device code too: a kernel that uses each of its parts. Compiling it is the test.
+#include "protocol/block_cast.h"
 #include "protocol/casts.h"
 #include "protocol/chunk.h"
 #include "protocol/digest.h"
 #include "protocol/layout.h"
 #include "protocol/life.h"
+#include "protocol/log_wire.h"
 #include "protocol/owner.h"
 #include "protocol/planes.h"
 #include "protocol/stamp.h"
@@ -23,6 +25,16 @@ __global__ void touch_protocol(protocol::WindowLayout layout, std::uint64_t* wor
   words[2] = static_cast<std::uint64_t>(protocol::plan_planes(widths, 8).bytes);
   values[index] = protocol::decode<protocol::Bf16>(protocol::encode<protocol::Bf16>(values[index])) +
                   protocol::decode<protocol::F8e4m3>(protocol::encode<protocol::F8e4m3>(values[index]));
+}
+
+__global__ void touch_row_formats(const float* values, std::uint8_t* codes, std::byte* wire, float* decoded) {
+  const auto count = static_cast<std::int64_t>(blockDim.x);
+  const protocol::RowBytes bytes = protocol::cast_row_bytes(DispatchCast::kFp8Block128Ue8m0, count);
+  const float scale = protocol::cast_block(codes, values, count, DispatchCast::kFp8Block128);
+  codes[bytes.values] = protocol::encode_e8m0(protocol::block_scale(DispatchCast::kFp8Block128Ue8m0, 0x43E00000u));
+  protocol::encode_log_block(wire, values, count);
+  protocol::decode_log_block(decoded, wire, count);
+  decoded[protocol::log_row_bytes(count)] = scale;
 }
 
 }  // namespace tokenyard

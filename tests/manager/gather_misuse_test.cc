@@ -126,6 +126,10 @@ TEST(GatherMisuse, TensorsAreChecked) {
     };
     check_throws(ErrorCode::kInvalidArgument, {"hidden_states is not given"}, [&] { dispatch({}, rows.view(), {}); });
     check_throws(ErrorCode::kInvalidArgument, {"topk_weights is not given"}, [&] { dispatch(rows.view(), {}, {}); });
+    check_throws(ErrorCode::kInvalidArgument, {"topk_ids is not given"},
+                 [&] { (void)calls.dispatch(rows.view(), rows.view(), {}, {}, result); });
+    check_throws(ErrorCode::kInvalidArgument, {"router_logits is not given"},
+                 [&] { (void)calls.dispatch_router_logits(rows.view(), {}, {}, result); });
     const std::vector<TensorView> many(15, rows.view());
     check_throws(ErrorCode::kInvalidArgument, {"15 extra tensors", "at most 14"},
                  [&] { dispatch(rows.view(), rows.view(), {.extra_tensors = many}); });

@@ -11,7 +11,7 @@ namespace tokenyard::protocol_tests {
 namespace {
 
 // A hash of coordinates; `what` keeps the families of values apart.
-enum class What : std::uint64_t { kTokens, kId, kWord, kExpert, kStatistic };
+enum class What : std::uint64_t { kTokens, kId, kWord, kExpert, kStatistic, kWeight };
 
 template <class... Coordinates>
 std::uint64_t hash(std::uint64_t seed, What what, Coordinates... coordinates) {
@@ -57,6 +57,11 @@ float Formula::expert_value(
   return static_cast<float>(static_cast<int>(drawn % 65536) - 32768);
 }
 
+float Formula::weight(std::uint64_t operation, int rank, std::int64_t token, int slot) const {
+  constexpr std::array<float, 4> kWeights{0.5F, 1.0F, 2.0F, -1.0F};
+  return kWeights[hash(seed, What::kWeight, operation, rank, token, slot) % kWeights.size()];
+}
+
 bool Formula::travels(std::uint64_t operation, int source, std::int64_t token, int rank) const {
   if (every_rank()) return true;
   for (int slot = 0; slot < params.top_k; ++slot) {
@@ -74,9 +79,10 @@ std::int64_t Formula::num_rows(std::uint64_t operation, int source, int rank) co
 }
 
 Formula make_formula(std::string backend, int num_ranks, std::uint64_t seed, int max_tokens) {
+  const int num_experts = find_backend(backend).contract.num_experts_multiple_of == 1 ? 6 : 8;
   return {.backend = std::move(backend),
           .num_ranks = num_ranks,
-          .params = {.num_experts = 6,
+          .params = {.num_experts = num_experts,
                      .top_k = 2,
                      .hidden_size = 16,
                      .max_tokens_per_rank = max_tokens,
@@ -84,12 +90,11 @@ Formula make_formula(std::string backend, int num_ranks, std::uint64_t seed, int
           .seed = seed};
 }
 
-BackendConfig formula_config(const std::string& backend) {
-  if (backend == "all_gather") return AllGatherConfig{};
-  if (backend == "high_throughput") return HighThroughputConfig{};
-  OneSidedConfig config;
-  config.eplb_stats_num_experts = kNumStatistics;
-  return config;
+BackendConfig formula_config(const Formula& formula) {
+  if (formula.backend == "one_sided") return OneSidedConfig{.eplb_stats_num_experts = formula.num_statistics()};
+  // Three rows: ranks have to wait for room, and for each other.
+  if (formula.backend == "two_sided") return TwoSidedConfig{.queue_bytes_per_peer = 3 * 320};
+  return find_backend(formula.backend).default_config;
 }
 
 }  // namespace tokenyard::protocol_tests

@@ -33,16 +33,27 @@ struct Formula {
   [[nodiscard]] bool travels(std::uint64_t operation, int source, std::int64_t token, int rank) const;
   [[nodiscard]] std::int64_t num_rows(std::uint64_t operation, int source, int rank) const;
 
-  [[nodiscard]] bool rank_major() const { return backend == "one_sided"; }
+  // What a token's pick weighs, a power of two; and whether it is given at dispatch or at combine.
+  [[nodiscard]] float weight(std::uint64_t operation, int rank, std::int64_t token, int slot) const;
 
-  [[nodiscard]] bool every_rank() const { return backend == "all_gather"; }
+  [[nodiscard]] static bool weights_at_dispatch(std::uint64_t operation) { return operation / 4 % 2 == 0; }
+
+  [[nodiscard]] OutputLayout layout() const { return find_backend(backend).contract.output_layout; }
+
+  [[nodiscard]] bool rank_major() const { return layout() == OutputLayout::kRankMajor; }
+
+  [[nodiscard]] bool expert_major() const { return layout() == OutputLayout::kExpertMajor; }
+
+  [[nodiscard]] bool every_rank() const { return layout() == OutputLayout::kEveryRank; }
+
+  // Queues take statistics of all experts only.
+  [[nodiscard]] int num_statistics() const { return backend == "two_sided" ? params.num_experts : 3; }
 };
 
-inline constexpr int kNumStatistics = 3;
-
-// Six experts, two a token; rows of 64 bytes, so a chunk has 64 tokens.
+// Six experts (or eight, where they must be a multiple of four), two a token; rows of 64 bytes, so a chunk has 64
+// tokens.
 [[nodiscard]] Formula make_formula(std::string backend, int num_ranks, std::uint64_t seed, int max_tokens);
 
-[[nodiscard]] BackendConfig formula_config(const std::string& backend);
+[[nodiscard]] BackendConfig formula_config(const Formula& formula);
 
 }  // namespace tokenyard::protocol_tests

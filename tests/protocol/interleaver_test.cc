@@ -121,8 +121,12 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                                          Case{"all_gather", 3},
                                          Case{"high_throughput", 2},
                                          Case{"high_throughput", 3},
+                                         Case{"low_latency", 2},
+                                         Case{"low_latency", 3},
                                          Case{"one_sided", 2},
-                                         Case{"one_sided", 3}),
+                                         Case{"one_sided", 3},
+                                         Case{"two_sided", 2},
+                                         Case{"two_sided", 3}),
                          [](const testing::TestParamInfo<Case>& tested) {
                            return tested.param.backend + "_" + std::to_string(tested.param.num_ranks);
                          });

@@ -22,7 +22,7 @@ constexpr int kDrawsPerLayout = 20;
 constexpr std::int64_t kWeightBytes = 4;  // f32, the widest
 
 MoeParams draw_params() {
-  MoeParams params{.num_experts = *rc::gen::inRange(1, 300),
+  MoeParams params{.num_experts = 4 * *rc::gen::inRange(1, 75),
                    .top_k = *rc::gen::inRange(1, kMaxTopK + 1),
                    .hidden_size = *rc::gen::inRange(1, 8000),
                    .max_tokens_per_rank = *rc::gen::inRange(1, 5000)};

@@ -51,17 +51,19 @@ void check_throws(ErrorCode code, Function&& call) {
 }  // namespace
 
 std::string_view name(Act act) {
-  static constexpr std::array<std::string_view, 12> kNames{
-      "plain",          "zero copy", "dropped",  "split",  "into",         "dispatch misuse",
-      "combine misuse", "held view", "mismatch", "replay", "worst tokens", "statistics"};
+  static constexpr std::array<std::string_view, 13> kNames{
+      "plain",     "zero copy", "dropped", "split",        "into",       "dispatch misuse", "combine misuse",
+      "held view", "mismatch",  "replay",  "worst tokens", "statistics", "two in flight"};
   return kNames[static_cast<std::size_t>(act)];
 }
 
 std::vector<Act> acts_of(const Formula& formula) {
-  std::vector<Act> acts{Act::kPlain,          Act::kZeroCopy,      Act::kDropped,  Act::kSplit,   Act::kInto,
-                        Act::kDispatchMisuse, Act::kCombineMisuse, Act::kHeldView, Act::kMismatch};
+  std::vector<Act> acts{Act::kPlain,          Act::kDropped,       Act::kSplit,   Act::kInto,
+                        Act::kDispatchMisuse, Act::kCombineMisuse, Act::kMismatch};
+  if (find_backend(formula.backend).contract.gives_combine_input) acts.push_back(Act::kZeroCopy);
+  acts.push_back(formula.expert_major() ? Act::kTwoInFlight : Act::kHeldView);
   if (formula.rank_major()) acts.push_back(Act::kStatistics);
-  if (!formula.rank_major() && !formula.every_rank()) {
+  if (formula.layout() == OutputLayout::kCompact) {
     acts.push_back(Act::kReplay);
     acts.push_back(Act::kWorstTokens);
   }
@@ -88,10 +90,12 @@ ScriptedRank::ScriptedRank(const Group& group,
     : formula_(formula),
       rank_(group.rank()),
       pause_(std::move(pause)),
-      communication_(create_communication(group, formula.params, formula_config(formula.backend), options)) {
+      communication_(create_communication(group, formula.params, formula_config(formula), options)) {
   const std::int64_t tokens = formula.params.max_tokens_per_rank;
   const std::int64_t hidden = formula.params.hidden_size;
-  const std::int64_t rows = tokens * formula.num_ranks;
+  const std::int64_t blocks =
+      formula.expert_major() ? num_local_experts(formula.params, rank_, formula.num_ranks) : std::int64_t{1};
+  const std::int64_t rows = blocks * tokens * formula.num_ranks;
   hidden_.resize(size(tokens * hidden));
   hidden_into_.resize(size(rows * hidden));
   ids_.resize(size(tokens * formula.params.top_k));
@@ -99,7 +103,7 @@ ScriptedRank::ScriptedRank(const Group& group,
   weights_.resize(ids_.size());
   expert_output_.resize(hidden_into_.size());
   output_.resize(hidden_.size());
-  statistics_.resize(kNumStatistics);
+  statistics_.resize(size(formula.num_statistics()));
 }
 
 void ScriptedRank::destroy() {
@@ -119,6 +123,8 @@ void ScriptedRank::play(const Operation& operation) {
         return play_mismatch(operation);
       case Act::kReplay:
         return play_replay(operation);
+      case Act::kTwoInFlight:
+        return play_two_in_flight(operation);
       default:
         return play_round(operation);
     }
@@ -183,8 +189,10 @@ void ScriptedRank::play_mismatch(const Operation& operation) {
   fill_input({operation.number, operation.number});
   DispatchInput input = input_;
   if (rank_ == operation.culprit) {
+    const std::int64_t tokens = formula_.num_tokens(operation.number, rank_);
+    const bool given = input.topk_weights.defined();
     input.topk_weights =
-        TensorView(weights_.data(), Dtype::kF32, {formula_.num_tokens(operation.number, rank_), formula_.params.top_k});
+        given ? TensorView() : TensorView(weights_.data(), Dtype::kF32, {tokens, formula_.params.top_k});
   }
   check_throws(ErrorCode::kMismatch, [&] { (void)communication_.dispatch(input, {}, result_); });
   play_round({.act = Act::kPlain, .culprit = 0, .number = operation.number + 1});
@@ -194,7 +202,7 @@ void ScriptedRank::play_combine_misuse(const Operation& operation) {
   const Numbers numbers{operation.number, operation.number};
   dispatch(numbers, Act::kPlain, nullptr, result_);
   TensorView output = output_view(operation.number);
-  CombineInput input{.expert_output = expert_output(numbers, false, result_.handle)};
+  CombineInput input = combine_input(numbers, false, result_.handle);
   if (rank_ == operation.culprit) {
     input.expert_output.dtype = Dtype::kI32;
     check_throws(ErrorCode::kInvalidArgument, [&] { (void)communication_.combine(result_.handle, input, {}, output); });
@@ -213,6 +221,34 @@ void ScriptedRank::play_combine_misuse(const Operation& operation) {
   play_round({.act = Act::kPlain, .culprit = 0, .number = operation.number + 1});
 }
 
+// Two micro-batches whose halves overlap in both phases.
+void ScriptedRank::play_two_in_flight(const Operation& operation) {
+  const Numbers first{operation.number, operation.number};
+  const Numbers second{operation.number + 1, operation.number + 1};
+  auto* split = communication_.get<SplitPhases>();
+  fill_input(first);
+  check_ok(split->dispatch_send(input_, {}, result_), "the first dispatch_send");
+  fill_input(second);
+  check_ok(split->dispatch_send(input_, {}, replayed_), "the second dispatch_send");
+  scribble_input();
+  pause_();
+  check_ok(split->dispatch_receive({}, result_), "the first dispatch_receive");
+  check_ok(split->dispatch_receive({}, replayed_), "the second dispatch_receive");
+  DispatchResult third;
+  fill_input(first);
+  check_throws(ErrorCode::kInvalidState, [&] { (void)communication_.dispatch(input_, {}, third); });
+  check_result(first, true, result_);
+  check_result(second, true, replayed_);
+  check_ok(split->combine_send(result_.handle, combine_input(first, true, result_.handle), {}), "combine_send");
+  pause_();
+  check_ok(split->combine_send(replayed_.handle, combine_input(second, false, replayed_.handle), {}), "combine_send");
+  for (const auto& [numbers, result] : {std::pair(first, &result_), std::pair(second, &replayed_)}) {
+    TensorView output = output_view(numbers.route);
+    check_ok(split->combine_receive(result->handle, output), "combine_receive");
+    check_output(numbers);
+  }
+}
+
 void ScriptedRank::fill_input(const Numbers& numbers) {
   const std::int64_t tokens = formula_.num_tokens(numbers.route, rank_);
   const std::int64_t hidden = formula_.params.hidden_size;
@@ -225,12 +261,25 @@ void ScriptedRank::fill_input(const Numbers& numbers) {
   }
   input_ = {.hidden_states = TensorView(hidden_.data(), Dtype::kF32, {tokens, hidden}),
             .topk_ids = TensorView(ids_.data(), Dtype::kI32, {tokens, top_k})};
+  if (formula_.expert_major() && Formula::weights_at_dispatch(numbers.rows))
+    input_.topk_weights = weights_view(numbers);
+}
+
+TensorView ScriptedRank::weights_view(const Numbers& numbers) {
+  const std::int64_t tokens = formula_.num_tokens(numbers.route, rank_);
+  const int top_k = formula_.params.top_k;
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    for (int slot = 0; slot < top_k; ++slot)
+      weights_[size(token * top_k + slot)] = formula_.weight(numbers.rows, rank_, token, slot);
+  }
+  return {weights_.data(), Dtype::kF32, {tokens, top_k}};
 }
 
 // The caller's rows are its own again after the send half.
 void ScriptedRank::scribble_input() {
   std::ranges::fill(hidden_, 0xDEADBEEFU);
   std::ranges::fill(ids_, -7);
+  std::ranges::fill(weights_, kGarbage);
   std::ranges::fill(statistics_, -7);
 }
 
@@ -239,16 +288,18 @@ void ScriptedRank::dispatch(const Numbers& numbers, Act act, const Handle* repla
   DispatchOptions options{.replay = replay};
   if (replay != nullptr) input_.topk_ids = {};
   if (act == Act::kStatistics) {
-    for (std::int64_t i = 0; i < kNumStatistics; ++i)
+    for (std::int64_t i = 0; i < formula_.num_statistics(); ++i)
       statistics_[size(i)] = formula_.statistic(numbers.rows, rank_, i);
-    input_.eplb_local_stats = TensorView(statistics_.data(), Dtype::kI32, {kNumStatistics});
+    input_.eplb_local_stats = TensorView(statistics_.data(), Dtype::kI32, {formula_.num_statistics()});
   }
   if (act == Act::kWorstTokens) options.num_worst_tokens = worst_tokens_ = formula_.params.max_tokens_per_rank / 2;
   if (formula_.rank_major()) options.runtime_max_tokens_per_rank = tokens_per_rank(numbers.route);
   if (act == Act::kInto) {
-    const std::int64_t rows = formula_.params.max_tokens_per_rank * formula_.num_ranks;
+    const auto rows = static_cast<std::int64_t>(hidden_into_.size()) / formula_.params.hidden_size;
     into_.hidden_states = TensorView(hidden_into_.data(), Dtype::kF32, {rows, formula_.params.hidden_size});
-    into_.topk_ids = TensorView(ids_into_.data(), Dtype::kI32, {rows, formula_.params.top_k});
+    if (!formula_.expert_major()) {
+      into_.topk_ids = TensorView(ids_into_.data(), Dtype::kI32, {rows, formula_.params.top_k});
+    }
     options.into = &into_;
   }
   if (act == Act::kSplit) {
@@ -280,9 +331,17 @@ TensorView ScriptedRank::expert_output(const Numbers& numbers, bool zero_copy, c
     if (row.index % 8 == 0) pause_();
     auto* to = reinterpret_cast<float*>(support::row_of(rows, row.index));
     for (std::int64_t column = 0; column < hidden; ++column)
-      to[column] = formula_.expert_value(numbers.rows, rank_, row.source, row.token, column);
+      to[column] = formula_.expert_value(numbers.rows, row.expert < 0 ? rank_ : kExpertOwner + row.expert, row.source,
+                                         row.token, column);
   }
   return rows;
+}
+
+CombineInput ScriptedRank::combine_input(const Numbers& numbers, bool zero_copy, const Handle& handle) {
+  CombineInput input{.expert_output = expert_output(numbers, zero_copy, handle)};
+  if (formula_.expert_major() && !Formula::weights_at_dispatch(numbers.rows))
+    input.topk_weights = weights_view(numbers);
+  return input;
 }
 
 TensorView ScriptedRank::output_view(std::uint64_t route) {
@@ -292,12 +351,13 @@ TensorView ScriptedRank::output_view(std::uint64_t route) {
 
 void ScriptedRank::combine(const Numbers& numbers, Act act, DispatchResult& result) {
   TensorView output = output_view(numbers.route);
-  const CombineInput input{.expert_output = expert_output(numbers, act == Act::kZeroCopy, result.handle)};
+  const CombineInput input = combine_input(numbers, act == Act::kZeroCopy, result.handle);
   Status status;
   if (act == Act::kSplit) {
     auto* split = communication_.get<SplitPhases>();
     check_ok(split->combine_send(result.handle, input, {}), "combine_send");
     std::ranges::fill(expert_output_, kGarbage);
+    std::ranges::fill(weights_, kGarbage);
     pause_();
     status = split->combine_receive(result.handle, output);
   } else {

@@ -27,7 +27,8 @@ enum class Act : std::uint8_t {
   kMismatch,        // one rank sends weights and the others do not
   kReplay,          // high_throughput: combines twice, then replays the route with new rows, twice
   kWorstTokens,     // high_throughput: drops rows, tells their origins
-  kStatistics,      // one_sided: statistics of all ranks come with the rows
+  kStatistics,      // rank major: statistics of all ranks come with the rows
+  kTwoInFlight,     // depth 2: two rounds at once, in halves; a third dispatch is refused
 };
 
 [[nodiscard]] std::string_view name(Act act);
@@ -66,6 +67,7 @@ class ScriptedRank {
     int source = 0;
     std::int64_t token = 0;
     std::int64_t index = 0;  // among the result's rows
+    int expert = -1;         // expert major: its number among all
   };
 
   void play_round(const Operation& operation);
@@ -74,6 +76,7 @@ class ScriptedRank {
   void play_held_view(const Operation& operation);
   void play_mismatch(const Operation& operation);
   void play_combine_misuse(const Operation& operation);
+  void play_two_in_flight(const Operation& operation);
 
   void fill_input(const Numbers& numbers);
   void scribble_input();
@@ -83,12 +86,17 @@ class ScriptedRank {
   void check_unused_ids(std::uint64_t route, const TensorView& ids) const;
   void check_counts(std::uint64_t route, const RowCounts& counts) const;
   void check_ids(std::uint64_t route, const Row& row, const std::int32_t* ids) const;
+  void check_experts(const Numbers& numbers, const DispatchResult& result) const;
   void check_statistics(std::uint64_t rows, const TensorView& statistics) const;
+  void add_expert_rows(std::uint64_t route, int expert, std::int64_t index, std::vector<Row>& rows) const;
   // What this rank receives and keeps, in the result's order.
   [[nodiscard]] std::vector<Row> received_rows(std::uint64_t route) const;
 
   void combine(const Numbers& numbers, Act act, DispatchResult& result);
   TensorView expert_output(const Numbers& numbers, bool zero_copy, const Handle& handle);
+  CombineInput combine_input(const Numbers& numbers, bool zero_copy, const Handle& handle);
+  TensorView weights_view(const Numbers& numbers);
+  [[nodiscard]] float expected_sum(const Numbers& numbers, int owner, std::int64_t token, std::int64_t column) const;
   void check_output(const Numbers& numbers);
   [[nodiscard]] std::int64_t result_rows(std::uint64_t route) const;
   [[nodiscard]] std::int64_t tokens_per_rank(std::uint64_t route) const;
@@ -96,6 +104,9 @@ class ScriptedRank {
   [[nodiscard]] std::int64_t row_at(std::uint64_t route, int source, std::int64_t token, int rank) const;
 
   [[nodiscard]] TensorView output_view(std::uint64_t route);
+
+  // Experts that answer for themselves, and not for their rank, have values of their own.
+  static constexpr int kExpertOwner = 1000;
 
   Formula formula_;
   int rank_;

@@ -17,6 +17,40 @@ struct Slot {
   std::int64_t alignment = 1;
 };
 
+// What has `depth` slots, in one of them.
+template <class Visit>
+constexpr void for_each_row(const WindowLayout& layout, int slot, Visit&& visit) {
+  const WindowShape& shape = layout.shape();
+  for (int source = 0; source < shape.num_ranks; ++source) {
+    if (shape.given_weights_row_bytes > 0) {
+      visit(Slot{layout.given_weights(source, slot), shape.max_tokens * shape.given_weights_row_bytes, 4});
+    }
+    if (shape.queue_bytes > 0) continue;  // neither lines of chunks nor places for rows
+    for (std::int64_t chunk = 0; chunk < layout.max_chunks(); ++chunk)
+      visit(Slot{layout.chunk(source, chunk, slot), sizeof(ChunkLine), sizeof(ChunkLine)});
+    // Two sources must not write to one line of the cache.
+    if (layout.max_chunks() > 0)
+      visit(Slot{align_up(layout.chunk(source, layout.max_chunks() - 1, slot) + 16, kLineBytes), 0, kLineBytes});
+    if (source < layout.num_spaces())
+      visit(Slot{layout.payload(source, slot), layout.payload_bytes(), kPlaneAlignment});
+  }
+  for (std::int64_t row = 0; row < layout.combine_rows() && shape.queue_bytes == 0; ++row) {
+    if (shape.combine_row_bytes > 0) visit(Slot{layout.combine_row(row, slot), shape.combine_row_bytes, kRowAlignment});
+    if (shape.weights_row_bytes > 0) visit(Slot{layout.weights_row(row, slot), shape.weights_row_bytes, kRowAlignment});
+  }
+}
+
+template <class Visit>
+constexpr void for_each_queue(const WindowLayout& layout, Visit&& visit) {
+  for (int phase = kDispatchPhase; phase <= kCombinePhase; ++phase) {
+    for (int peer = 0; peer < layout.shape().num_ranks; ++peer) {
+      visit(Slot{layout.queue_filled(phase, peer), kLineBytes, kLineBytes});
+      visit(Slot{layout.queue_drained(phase, peer), kLineBytes, kLineBytes});
+      visit(Slot{layout.queue(phase, peer), layout.queue_bytes(), kSectionAlignment});
+    }
+  }
+}
+
 // Calls visit(Slot) for all lines, rows and payload spaces. Sections that the shape has no use for have no slots.
 template <class Visit>
 constexpr void for_each_slot(const WindowLayout& layout, Visit&& visit) {
@@ -34,19 +68,11 @@ constexpr void for_each_slot(const WindowLayout& layout, Visit&& visit) {
   for (int source = 0; source < ranks; ++source) {
     for (int slot = 0; slot < kHeaderSlots && counts_first(shape.placement); ++slot)
       visit(Slot{layout.counts(slot, source), std::int64_t{4} * ranks, kLineBytes});
-    for (std::int64_t chunk = 0; chunk < layout.max_chunks(); ++chunk)
-      visit(Slot{layout.chunk(source, chunk), sizeof(ChunkLine), sizeof(ChunkLine)});
-    // Two sources must not write to one line of the cache.
-    if (layout.max_chunks() > 0)
-      visit(Slot{align_up(layout.chunk(source, layout.max_chunks() - 1) + 16, kLineBytes), 0, kLineBytes});
     if (shape.stats_entries > 0) visit(Slot{layout.stats(source), 4 * shape.stats_entries, kLineBytes});
-    if (source == 0 || shape.placement == Placement::kRankMajor)
-      visit(Slot{layout.payload(source), layout.payload_bytes(), kPlaneAlignment});
   }
-  for (std::int64_t row = 0; row < layout.combine_rows(); ++row) {
-    if (shape.combine_row_bytes > 0) visit(Slot{layout.combine_row(row), shape.combine_row_bytes, kRowAlignment});
-    if (shape.weights_row_bytes > 0) visit(Slot{layout.weights_row(row), shape.weights_row_bytes, kRowAlignment});
-  }
+  if (shape.queue_bytes > 0) for_each_queue(layout, visit);
+  for (int slot = 0; slot < shape.depth; ++slot)
+    for_each_row(layout, slot, visit);
 }
 
 // Sorts them. Inside means in [0, bytes).

@@ -52,7 +52,7 @@ int run(const std::string& site) {
     }
   }
   engine::host::TestHooks::weakened_site = index;
-  for (const char* backend : {"all_gather", "high_throughput", "one_sided"})
+  for (const char* backend : {"all_gather", "high_throughput", "low_latency", "one_sided", "two_sided"})
     play(backend);
   return EXIT_SUCCESS;
 }

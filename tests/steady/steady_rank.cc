@@ -20,8 +20,9 @@ support::WorldSpec spec_of(const SteadyCase& value) {
   spec.num_ranks = value.num_ranks;
   spec.num_tokens.assign(static_cast<std::size_t>(value.num_ranks), value.max_tokens);
   spec.seed = 3;
-  if (value.backend != "high_throughput") spec.extra_row_bytes = {24, 5};
-  if (value.backend == "one_sided") spec.eplb_entries = 16;
+  const Contract& contract = find_backend(value.backend).contract;
+  if (contract.takes_extra_payloads) spec.extra_row_bytes = {24, 5};
+  if (contract.takes_eplb_stats) spec.eplb_entries = 16;
   return spec;
 }
 
@@ -44,7 +45,9 @@ std::ostream& operator<<(std::ostream& out, const SteadyCase& value) {
 }
 
 bool possible(const SteadyCase& value) {
-  return value.variant != Variant::kReplay || find_backend(value.backend).contract.handle_use == HandleUse::kReplay;
+  const Contract& contract = find_backend(value.backend).contract;
+  if (value.variant == Variant::kZeroCopy) return contract.gives_combine_input;
+  return value.variant != Variant::kReplay || contract.handle_use == HandleUse::kReplay;
 }
 
 SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
@@ -55,7 +58,9 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
       input_(tensors_.input()),
       replay_input_(tensors_.input(false)) {
   const MoeParams& params = world_.spec.params;
-  const std::int64_t rows = case_.max_tokens * case_.num_ranks;
+  const bool by_expert = communication_.contract().output_layout == OutputLayout::kExpertMajor;
+  const std::int64_t blocks = by_expert ? num_local_experts(params, group.rank(), case_.num_ranks) : 1;
+  const std::int64_t rows = blocks * case_.max_tokens * case_.num_ranks;
   const std::int64_t hidden = params.hidden_size;
   expert_output_ = support::Tensor(Dtype::kBf16, {rows, hidden}, {.poison = std::byte{1}});
   output_ = support::Tensor(Dtype::kBf16, {case_.max_tokens, hidden});
@@ -65,9 +70,10 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
     ids_into_ = support::Tensor(Dtype::kI32, {rows, kTopK});
     weights_into_ = support::Tensor(Dtype::kF32, {rows, kTopK});
     into_.hidden_states = hidden_into_.view();
+    options_.into = &into_;
+    if (by_expert) return;
     into_.topk_ids = ids_into_.view();
     into_.topk_weights = weights_into_.view();
-    options_.into = &into_;
   }
 }
 
@@ -96,9 +102,8 @@ bool SteadyRank::dispatch() {
 }
 
 bool SteadyRank::combine() {
-  TensorView rows = expert_output_.view().rows(0, communication_.contract().output_layout == OutputLayout::kRankMajor
-                                                      ? case_.max_tokens * case_.num_ranks
-                                                      : result_.hidden_states.num_rows());
+  TensorView rows = expert_output_.view();  // all that a result in blocks has
+  if (result_.hidden_states.num_dims == 2) rows = rows.rows(0, result_.hidden_states.num_rows());
   if (case_.variant == Variant::kZeroCopy) {
     rows = communication_.combine_input(result_.handle, Dtype::kBf16);
     if (!rows.defined()) return false;

@@ -15,7 +15,8 @@
 
 namespace tokenyard::support {
 
-inline constexpr std::array<std::string_view, 3> kMovingBackends{"all_gather", "high_throughput", "one_sided"};
+inline constexpr std::array<std::string_view, 5> kMovingBackends{"all_gather", "high_throughput", "low_latency",
+                                                                 "one_sided", "two_sided"};
 
 // Those of whose contract something is asked. A test that needs it is made for them and for no other, so that a skip in
 // the output always is about the machine.
@@ -36,12 +37,22 @@ inline constexpr std::array<std::string_view, 3> kMovingBackends{"all_gather", "
   return contract.id_space != IdSpace::kCargo;
 }
 
+[[nodiscard]] inline bool gives_combine_input(const Contract& contract) {
+  return contract.gives_combine_input;
+}
+
+[[nodiscard]] inline bool takes_any_number_of_experts(const Contract& contract) {
+  return contract.num_experts_multiple_of == 1;
+}
+
 // The backend's config with room for what the world sends besides the rows.
 [[nodiscard]] inline BackendConfig config_for(std::string_view backend, const WorldSpec& spec) {
   const std::int64_t extra_bytes =
       std::accumulate(spec.extra_row_bytes.begin(), spec.extra_row_bytes.end(), std::int64_t{0});
   if (backend == "all_gather") return AllGatherConfig{.extra_payload_bytes_per_token = extra_bytes};
   if (backend == "high_throughput") return HighThroughputConfig{};
+  if (backend == "low_latency") return LowLatencyConfig{};
+  if (backend == "two_sided") return TwoSidedConfig{};
   return OneSidedConfig{.extra_payload_bytes_per_token = extra_bytes,
                         .eplb_stats_num_experts = static_cast<int>(spec.eplb_entries),
                         .use_low_precision_combine = false};

@@ -10,6 +10,7 @@
 #include "support/casts.h"
 #include "support/check.h"
 #include "support/rng.h"
+#include "unit/log_wire_reference.h"
 
 namespace tokenyard::support {
 namespace {
@@ -26,7 +27,8 @@ float float_of(std::uint64_t hash, bool specials) {
 }
 
 std::uint64_t hash_of(std::uint64_t seed, int rank, const ExpectedRow& row, std::int64_t column) {
-  const std::uint64_t where = mix(seed + 0x10001U * static_cast<std::uint64_t>(rank)) ^
+  const auto who = static_cast<std::uint64_t>(rank) + 4096 * static_cast<std::uint64_t>(row.expert + 1);
+  const std::uint64_t where = mix(seed + 0x10001U * who) ^
                               mix(static_cast<std::uint64_t>(row.source) << 40 | static_cast<std::uint64_t>(row.token));
   return mix(where + static_cast<std::uint64_t>(column));
 }
@@ -36,10 +38,71 @@ std::vector<std::vector<int>> receivers(const World& world, int rank, const Layo
   std::vector<std::vector<int>> of_token(static_cast<std::size_t>(world.rank(rank).num_tokens));
   for (int receiver = 0; receiver < world.spec.num_ranks; ++receiver) {
     for (const ExpectedRow& row : expect_dispatch(world, receiver, rule).rows) {
-      if (row.source == rank) of_token[static_cast<std::size_t>(row.token)].push_back(receiver);
+      if (row.source != rank) continue;
+      std::vector<int>& of_this = of_token[static_cast<std::size_t>(row.token)];
+      if (of_this.empty() || of_this.back() != receiver) of_this.push_back(receiver);  // one row for all its experts
     }
   }
   return of_token;
+}
+
+bool picks(const World& world, int source, std::int64_t token, std::int64_t expert) {
+  for (int slot = 0; slot < world.spec.params.top_k; ++slot) {
+    if (world.id(source, token, slot) == expert) return true;
+  }
+  return false;
+}
+
+// Every expert's rows from the start of its block, by source and token.
+void expect_expert_rows(const World& world, int rank, ExpectedDispatch& expected) {
+  const MoeParams& params = world.spec.params;
+  const std::int64_t first = first_expert_of(params, rank, world.spec.num_ranks);
+  const std::int64_t experts = num_experts_of(params, rank, world.spec.num_ranks);
+  const std::int64_t block = std::int64_t{world.spec.num_ranks} * params.max_tokens_per_rank;
+  expected.rows.clear();
+  for (std::int64_t expert = 0; expert < experts; ++expert) {
+    std::int64_t position = expert * block;
+    for (int source = 0; source < world.spec.num_ranks; ++source) {
+      for (std::int64_t token = 0; token < world.rank(source).num_tokens; ++token) {
+        if (!picks(world, source, token, first + expert)) continue;
+        expected.rows.push_back(
+            {.source = source, .token = token, .position = position++, .expert = static_cast<int>(expert)});
+      }
+    }
+  }
+  expected.total_rows = experts * block;
+}
+
+// What one rank's experts make of a token together: weighed in the order of its picks.
+std::vector<float> reduced_row(const World& world, int source, std::int64_t token, int rank, const CombineRule& rule) {
+  const MoeParams& params = world.spec.params;
+  std::vector<float> sums(static_cast<std::size_t>(params.hidden_size), 0.0F);
+  for (int slot = 0; slot < params.top_k; ++slot) {
+    const std::int64_t id = world.id(source, token, slot);
+    if (owner_of(id, params, world.spec.num_ranks) != rank) continue;
+    const auto expert = static_cast<int>(id - first_expert_of(params, rank, world.spec.num_ranks));
+    const float weight = world.spec.with_weights
+                             ? load(world.spec.weight_dtype, world.rank(source).weights.row(token).data(), slot)
+                             : late_weight(rule.experts.seed, source, token, slot);
+    const ExpectedRow row{.source = source, .token = token, .position = 0, .expert = expert};
+    const std::vector<std::byte> output = expert_row(rule.experts, row, rank, params.hidden_size);
+    for (std::size_t column = 0; column < sums.size(); ++column) {
+      const float product = weight * load(rule.experts.dtype, output.data(), static_cast<std::int64_t>(column));
+      sums[column] += product;
+    }
+  }
+  return sums;
+}
+
+// The row that `rank` sends back for a token, before it is rounded to the wire.
+std::vector<float> sent_row(const World& world, const ExpectedRow& row, int rank, const CombineRule& rule) {
+  if (rule.layout.layout == OutputLayout::kExpertMajor) return reduced_row(world, row.source, row.token, rank, rule);
+  const std::int64_t hidden = world.spec.params.hidden_size;
+  const std::vector<std::byte> bytes = expert_row(rule.experts, row, rank, hidden);
+  std::vector<float> values;
+  for (std::int64_t column = 0; column < hidden; ++column)
+    values.push_back(load(rule.experts.dtype, bytes.data(), column));
+  return values;
 }
 
 }  // namespace
@@ -83,10 +146,39 @@ ExpectedDispatch expect_dispatch(const World& world, int rank, const LayoutRule&
     expected.rows_per_source.push_back(from_source);
     expected.tokens_per_source.push_back(world.rank(source).num_tokens);
   }
+  expected.num_received = std::ssize(expected.rows);
   expected.total_rows = rule.layout == OutputLayout::kRankMajor ? num_ranks * rule.tokens_per_rank
                         : rule.num_worst_tokens >= 0            ? rule.num_worst_tokens
                                                                 : next;
+  if (rule.layout == OutputLayout::kExpertMajor) expect_expert_rows(world, rank, expected);
   return expected;
+}
+
+std::vector<std::int32_t> expect_source_ranges(const World& world, const ExpectedDispatch& expected) {
+  const auto num_ranks = static_cast<std::size_t>(world.spec.num_ranks);
+  std::vector<std::int32_t> ranges(expected.rows_per_expert.size() * num_ranks * 2, 0);
+  for (const ExpectedRow& row : expected.rows) {
+    ++ranges[(static_cast<std::size_t>(row.expert) * num_ranks + static_cast<std::size_t>(row.source)) * 2 + 1];
+  }
+  for (std::size_t expert = 0; expert < expected.rows_per_expert.size(); ++expert) {
+    for (std::size_t source = 1; source < num_ranks; ++source) {
+      const std::size_t at = (expert * num_ranks + source) * 2;
+      ranges[at] = ranges[at - 2] + ranges[at - 1];
+    }
+  }
+  return ranges;
+}
+
+std::vector<std::int32_t> expect_routes(const World& world, int rank) {
+  const MoeParams& params = world.spec.params;
+  std::vector<std::int32_t> routes(static_cast<std::size_t>(num_experts_of(params, rank, world.spec.num_ranks)), 0);
+  const std::int64_t first = first_expert_of(params, rank, world.spec.num_ranks);
+  for (const RankData& data : world.ranks) {
+    for (const std::int64_t id : data.ids) {
+      if (owner_of(id, params, world.spec.num_ranks) == rank) ++routes[static_cast<std::size_t>(id - first)];
+    }
+  }
+  return routes;
 }
 
 std::vector<std::int64_t> expect_ids(const World& world, const ExpectedRow& row, int rank, IdSpace space) {
@@ -113,6 +205,10 @@ std::vector<std::byte> expert_row(const ExpertData& data, const ExpectedRow& row
     store(data.dtype, bytes.data(), column, float_of(hash_of(data.seed, rank, row, column), data.specials));
   }
   return bytes;
+}
+
+float late_weight(std::uint64_t seed, int rank, std::int64_t token, int slot) {
+  return float_of(hash_of(seed ^ 0x1A7E, rank, {.source = rank, .token = token, .position = 0}, slot), false);
 }
 
 float returned_weight(std::uint64_t seed, const ExpectedRow& row, int rank, int slot) {
@@ -142,13 +238,10 @@ std::vector<std::byte> expect_combine(const World& world, int rank, const Combin
   for (std::int64_t token = 0; token < world.rank(rank).num_tokens; ++token) {
     std::vector<float> sums(static_cast<std::size_t>(hidden), 0.0F);
     for (const int receiver : of_token[static_cast<std::size_t>(token)]) {
-      const ExpectedRow row{.source = rank, .token = token, .position = 0};
-      const std::vector<std::byte> sent = expert_row(rule.experts, row, receiver, hidden);
-      for (std::int64_t column = 0; column < hidden; ++column) {
-        float value = load(rule.experts.dtype, sent.data(), column);
-        value = decode(wire, encode(wire, value));
-        sums[static_cast<std::size_t>(column)] += value;
-      }
+      const std::vector<float> sent = sent_row(world, {.source = rank, .token = token, .position = 0}, receiver, rule);
+      const std::vector<float> crossed = rule.logarithmic ? reference::log_row(sent).decoded : std::vector<float>();
+      for (std::size_t column = 0; column < sums.size(); ++column)
+        sums[column] += rule.logarithmic ? crossed[column] : decode(wire, encode(wire, sent[column]));
     }
     for (std::int64_t column = 0; column < hidden; ++column) {
       const std::int64_t at = token * hidden + column;

@@ -18,10 +18,12 @@ struct ExpectedRow {
   int source = 0;
   std::int64_t token = 0;
   std::int64_t position = 0;
+  int expert = -1;  // expert major: of the receiver's own, from 0
 };
 
 struct ExpectedDispatch {
   std::vector<ExpectedRow> rows{};  // in order of position, without dropped ones
+  std::int64_t num_received = 0;    // rows that crossed or stayed here, each (token, rank) once; without dropped ones
   std::int64_t total_rows = 0;      // rows of the output, unused ones too
   std::int64_t dropped_rows = 0;
   std::vector<std::int64_t> rows_per_source{}, tokens_per_source{}, rows_per_expert{};
@@ -35,6 +37,11 @@ struct LayoutRule {
 
 // Whether the token has a live expert on `rank`; always under kEveryRank.
 [[nodiscard]] bool travels(const World& world, int source, std::int64_t token, int rank, OutputLayout layout);
+
+// [num_local_experts, num_ranks, {first row, rows}]
+[[nodiscard]] std::vector<std::int32_t> expect_source_ranges(const World& world, const ExpectedDispatch& expected);
+// Picks of each of the rank's experts, repeated ones too.
+[[nodiscard]] std::vector<std::int32_t> expect_routes(const World& world, int rank);
 
 [[nodiscard]] ExpectedDispatch expect_dispatch(const World& world, int rank, const LayoutRule& rule);
 
@@ -53,6 +60,8 @@ struct ExpertData {
                                                 const ExpectedRow& row,
                                                 int rank,
                                                 std::int64_t hidden);
+// What a token's pick weighs: as given at dispatch, or else as `late_weight` gives it at combine.
+[[nodiscard]] float late_weight(std::uint64_t seed, int rank, std::int64_t token, int slot);
 [[nodiscard]] float returned_weight(std::uint64_t seed, const ExpectedRow& row, int rank, int slot);
 [[nodiscard]] std::vector<std::byte> bias_bytes(std::uint64_t seed, int which, Dtype dtype, std::int64_t elements);
 
@@ -61,6 +70,7 @@ struct CombineRule {
   ExpertData experts{};
   Dtype output_dtype = Dtype::kBf16;
   bool low_precision = false;  // rows cross as f8e4m3
+  bool logarithmic = false;    // rows cross as 10-bit logarithms
   int num_biases = 0;
   int bias_rank = 0;  // biases are hashes too, of the rank that adds them
 };

@@ -17,136 +17,16 @@ bool uses_low_precision(const Communication& communication) {
   return config != nullptr && config->use_low_precision_combine;
 }
 
-void check_payload(const World& world,
-                   const ExpectedDispatch& expected,
-                   const TensorView& got,
-                   Rows RankData::*payload,
-                   const std::string& what) {
-  for (const ExpectedRow& row : expected.rows) {
-    const Rows& rows = world.rank(row.source).*payload;
-    check_eq(last_dim_bytes(got), rows.row_bytes(), what + ", bytes of a row");
-    check_bytes(row_of(got, row.position), rows.row(row.token), what + ", row " + std::to_string(row.position));
-  }
-}
-
-// One payload of a result: given exactly when it was sent, with the right dtype and rows.
-void check_member(const World& world,
-                  const ExpectedDispatch& expected,
-                  const TensorView& got,
-                  Rows RankData::*payload,
-                  const std::string& what) {
-  const Rows& sent = world.rank(0).*payload;
-  check_eq(got.defined(), sent.columns > 0, what + " is given");
-  if (sent.columns == 0) return;
-  check_eq(name(got.dtype), name(sent.dtype), what + ", dtype");
-  check_eq(num_flat_rows(got), expected.total_rows, what + ", rows");
-  check_payload(world, expected, got, payload, what);
-}
-
-void check_ids(
-    const World& world, const ExpectedDispatch& expected, const TensorView& got, int rank, const Contract& contract) {
-  const MoeParams& params = world.spec.params;
-  check_eq(name(got.dtype), name(world.spec.id_dtype), "ids, dtype");
-  check_eq(num_flat_rows(got), expected.total_rows, "ids, rows");
-  const std::int64_t invalid = contract.id_space == IdSpace::kGlobal ? params.invalid_expert_id : -1;
-  const std::vector<std::int64_t> unused(static_cast<std::size_t>(params.top_k), invalid);
-  std::vector<bool> used(static_cast<std::size_t>(expected.total_rows), false);
-  for (const ExpectedRow& row : expected.rows) {
-    used[static_cast<std::size_t>(row.position)] = true;
-    check_bytes(row_of(got, row.position),
-                id_bytes(expect_ids(world, row, rank, contract.id_space), world.spec.id_dtype),
-                "ids, row " + std::to_string(row.position));
-  }
-  for (std::int64_t position = 0; position < expected.total_rows; ++position) {
-    if (used[static_cast<std::size_t>(position)]) continue;
-    check_bytes(row_of(got, position), id_bytes(unused, world.spec.id_dtype),
-                "ids of the unused row " + std::to_string(position));
-  }
-}
-
-// Weights travel bit for bit; under local ids other ranks' slots and unused rows are zero.
-void check_weights(
-    const World& world, const ExpectedDispatch& expected, const TensorView& got, int rank, const Contract& contract) {
-  if (contract.id_space != IdSpace::kLocal) {
-    check_member(world, expected, got, &RankData::weights, "weights");
-    return;
-  }
-  check_eq(got.defined(), world.spec.with_weights, "weights are given");
-  if (!got.defined()) return;
-  check_eq(name(got.dtype), name(world.spec.weight_dtype), "weights, dtype");
-  check_eq(num_flat_rows(got), expected.total_rows, "weights, rows");
-  const auto size = static_cast<std::size_t>(size_of(world.spec.weight_dtype));
-  std::vector<std::byte> want(size * static_cast<std::size_t>(world.spec.params.top_k));
-  for (const ExpectedRow& row : expected.rows) {
-    std::memcpy(want.data(), world.rank(row.source).weights.row(row.token).data(), want.size());
-    const std::vector<std::int64_t> ids = expect_ids(world, row, rank, contract.id_space);
-    for (std::size_t slot = 0; slot < ids.size(); ++slot) {
-      if (ids[slot] < 0) std::memset(want.data() + slot * size, 0, size);
-    }
-    check_bytes(row_of(got, row.position), want, "weights, row " + std::to_string(row.position));
-  }
-  std::fill(want.begin(), want.end(), std::byte{0});
-  for (std::int64_t row = std::ssize(expected.rows); row < expected.total_rows; ++row) {
-    check_bytes(row_of(got, row), want, "weights of the tail row " + std::to_string(row));
-  }
-}
-
-void check_counts(const ExpectedDispatch& expected,
-                  const RowCounts& counts,
-                  const Contract& contract,
-                  const RoundPlan& plan,
-                  bool with_ids) {
-  check_eq(counts.num_rows, std::ssize(expected.rows), "counts.num_rows");
-  check_eq(counts.dropped_rows, expected.dropped_rows, "counts.dropped_rows");
-  check_lists_eq(counts.tokens_per_source, expected.tokens_per_source, "counts.tokens_per_source");
-  if (expected.dropped_rows > 0) return;  // the contract does not say whether these count dropped rows
-  check_lists_eq(counts.rows_per_source, expected.rows_per_source, "counts.rows_per_source");
-  // Without ids the contract does not promise counts per expert.
-  if (contract.id_space == IdSpace::kCargo || !with_ids) return;
-  check_lists_eq(counts.rows_per_expert, expected.rows_per_expert, "counts.rows_per_expert");
-  if (!contract.takes_expert_alignment) return;
-  std::vector<std::int64_t> aligned = expected.rows_per_expert;
-  for (std::int64_t& rows : aligned) {
-    rows = (rows + plan.expert_alignment - 1) / plan.expert_alignment * plan.expert_alignment;
-  }
-  check_lists_eq(counts.aligned_rows_per_expert, aligned, "counts.aligned_rows_per_expert");
-}
-
-void check_extras(const World& world, const ExpectedDispatch& expected, const DispatchResult& result) {
-  check_eq(result.extra_payloads.size(), world.spec.extra_row_bytes.size(), "number of extra payloads");
-  for (std::size_t i = 0; i < result.extra_payloads.size(); ++i) {
-    const std::string what = "extra payload " + std::to_string(i);
-    const TensorView& got = result.extra_payloads[i];
-    check_eq(name(got.dtype), name(world.rank(0).extras[i].dtype), what + ", dtype");
-    check_eq(num_flat_rows(got), expected.total_rows, what + ", rows");
-    for (const ExpectedRow& row : expected.rows) {
-      check_bytes(row_of(got, row.position), world.rank(row.source).extras[i].row(row.token),
-                  what + ", row " + std::to_string(row.position));
-    }
-  }
-}
-
-void check_eplb(const World& world, const TensorView& got) {
-  check_eq(got.defined(), world.spec.eplb_entries > 0, "eplb statistics are given");
-  if (!got.defined()) return;
-  check_eq(num_flat_rows(got), std::int64_t{world.spec.num_ranks}, "eplb statistics, rows");
-  for (int rank = 0; rank < world.spec.num_ranks; ++rank) {
-    check_bytes(row_of(got, rank), std::as_bytes(std::span(world.rank(rank).eplb)),
-                "eplb statistics of rank " + std::to_string(rank));
-  }
-}
-
 // Tensors for every member of a result, larger than needed where the layout has a free number of rows.
 class CallerTensors {
  public:
   CallerTensors(const Communication& communication, const World& world, const ExpectedDispatch& expected) {
-    const bool blocks = communication.contract().output_layout == OutputLayout::kRankMajor;
-    rows_ = blocks
-                ? std::vector<std::int64_t>{communication.num_ranks(), expected.total_rows / communication.num_ranks()}
-                : std::vector<std::int64_t>{expected.total_rows + 3};
+    rows_ = blocks_of(communication, expected);
+    if (rows_.empty()) rows_ = {expected.total_rows + 3};
     const RankData& data = world.rank(communication.rank());
     members_.hidden_states = add(data.hidden.dtype, data.hidden.columns);
     members_.hidden_states_scale = add(data.scale.dtype, data.scale.columns);
+    if (communication.contract().output_layout == OutputLayout::kExpertMajor) return;
     members_.topk_ids = add(world.spec.id_dtype, world.spec.params.top_k);
     members_.topk_weights = add(data.weights.dtype, data.weights.columns);
     members_.router_logits = add(data.router_logits.dtype, data.router_logits.columns);
@@ -210,12 +90,22 @@ struct CombineTensors {
   }
 };
 
+void give_late_weights(int rank, const World& world, const RoundPlan& plan, CombineTensors& tensors) {
+  const std::int64_t num_tokens = world.rank(rank).num_tokens;
+  tensors.weights = Tensor(Dtype::kF32, {num_tokens, world.spec.params.top_k}, {.poison = kNanPoison});
+  for (std::int64_t token = 0; token < num_tokens; ++token) {
+    for (int slot = 0; slot < world.spec.params.top_k; ++slot)
+      store(Dtype::kF32, tensors.weights.row(token), slot, late_weight(plan.seed, rank, token, slot));
+  }
+  tensors.weights.remember();
+  tensors.input.topk_weights = tensors.weights.view();
+}
+
 void prepare_expert_output(Communication& communication,
                            const World& world,
                            const RoundPlan& plan,
                            const Handle& handle,
                            CombineTensors& tensors) {
-  const Contract& contract = communication.contract();
   const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
   const std::int64_t hidden = world.spec.params.hidden_size;
   TensorView view;
@@ -223,9 +113,8 @@ void prepare_expert_output(Communication& communication,
   tensors.in_window = view.defined();
   if (!tensors.in_window) {
     std::vector<std::int64_t> shape{expected.total_rows, hidden};
-    if (contract.output_layout == OutputLayout::kRankMajor && !plan.flat_expert_output) {
-      shape = {communication.num_ranks(), expected.total_rows / communication.num_ranks(), hidden};
-    }
+    const std::vector<std::int64_t> blocks = blocks_of(communication, expected);
+    if (!blocks.empty() && !plan.flat_expert_output) shape = {blocks[0], blocks[1], hidden};
     tensors.expert_output =
         Tensor(plan.expert_dtype, shape, {.padding_elements = plan.strided ? 5 : 0, .poison = kNanPoison});
     view = tensors.expert_output.view();
@@ -234,6 +123,9 @@ void prepare_expert_output(Communication& communication,
   fill_expert_output(view, world, expected, plan, communication.rank());
   tensors.expert_output.remember();
   tensors.input.expert_output = view;
+  if (communication.contract().weights_applied_by == WeightRule::kCombine && !world.spec.with_weights) {
+    give_late_weights(communication.rank(), world, plan, tensors);
+  }
   if (!plan.weights_back) return;
   const int top_k = world.spec.params.top_k;
   tensors.weights = Tensor(Dtype::kF32, {expected.total_rows, top_k}, {.poison = kNanPoison});
@@ -267,11 +159,17 @@ void prepare_output(const Communication& communication,
   tensors.options.topk_weights_output = tensors.weights_output.view();
 }
 
+bool uses_logarithms(const Communication& communication) {
+  const auto* config = std::get_if<LowLatencyConfig>(&communication.config());
+  return config != nullptr && config->use_logarithmic_combine;
+}
+
 CombineRule combine_rule(const Communication& communication, const RoundPlan& plan) {
   return {.layout = layout_rule(communication, plan),
           .experts = {.seed = plan.seed, .dtype = plan.expert_dtype, .specials = plan.special_values},
           .output_dtype = plan.output_dtype,
           .low_precision = uses_low_precision(communication),
+          .logarithmic = uses_logarithms(communication),
           .num_biases = plan.num_biases,
           .bias_rank = communication.rank()};
 }
@@ -286,33 +184,6 @@ LayoutRule layout_rule(const Communication& communication, const RoundPlan& plan
 
 void check_ok(const Status& status, const std::string& what) {
   check(status.code == StatusCode::kOk, what + ": " + status.message());
-}
-
-void check_result(const Communication& communication,
-                  const World& world,
-                  const RoundPlan& plan,
-                  const DispatchResult& result,
-                  bool with_ids) {
-  const Contract& contract = communication.contract();
-  const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
-  check_member(world, expected, result.hidden_states, &RankData::hidden, "hidden states");
-  check_member(world, expected, result.hidden_states_scale, &RankData::scale, "scales");
-  check_member(world, expected, result.router_logits, &RankData::router_logits, "router logits");
-  check_extras(world, expected, result);
-  check_eplb(world, result.eplb_gathered_stats);
-  if (with_ids) {
-    check_ids(world, expected, result.topk_ids, communication.rank(), contract);
-    check_weights(world, expected, result.topk_weights, communication.rank(), contract);
-  }
-  check_counts(expected, result.counts, contract, plan, with_ids);
-  if (contract.output_layout == OutputLayout::kRankMajor) {
-    const std::int64_t tokens = layout_rule(communication, plan).tokens_per_rank;
-    check_eq(result.counts.tokens_per_rank, tokens, "counts.tokens_per_rank");
-    check_eq(result.hidden_states.num_dims, 3, "dimensions of rank-major rows");
-    check_eq(result.hidden_states.shape[0], std::int64_t{communication.num_ranks()}, "blocks");
-    check_eq(result.hidden_states.shape[1], tokens, "rows of a block");
-  }
-  check(result.handle.valid() || !with_ids, "dispatch gave no handle");
 }
 
 void dispatch_and_check(Communication& communication,
@@ -378,6 +249,7 @@ std::vector<std::byte> used_bytes(const Communication& communication,
   std::vector<std::byte> all;
   for (const ExpectedRow& row : expected.rows) {
     for (const TensorView* view : {&result.hidden_states, &result.topk_ids, &result.topk_weights}) {
+      if (!view->defined()) continue;
       const std::byte* bytes = row_of(*view, row.position);
       all.insert(all.end(), bytes, bytes + last_dim_bytes(*view));
     }

@@ -35,6 +35,9 @@ struct RoundPlan {
 // What the reference needs to know of a communication and a plan.
 [[nodiscard]] LayoutRule layout_rule(const Communication& communication, const RoundPlan& plan);
 
+// {blocks, rows of a block} of results in blocks; empty for others.
+[[nodiscard]] std::vector<std::int64_t> blocks_of(const Communication& communication, const ExpectedDispatch& expected);
+
 // Statuses other than kOk fail, with the status' own message.
 void check_ok(const Status& status, const std::string& what);
 

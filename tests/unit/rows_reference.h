@@ -110,6 +110,10 @@ inline void store(Dtype dtype, std::byte* row, std::size_t i, float value) {
   }
 }
 
+inline std::uint32_t random_bits(std::mt19937& random) {
+  return static_cast<std::uint32_t>(random());
+}
+
 // Half of the elements are random codes (NaN, infinities, denormals, all exponents), half are near 1 so that sums
 // round and tie, and some are exactly those that casts get wrong.
 inline std::vector<std::byte> random_row(Dtype dtype, std::size_t n, std::mt19937& random) {

@@ -24,7 +24,8 @@ communication::Plan plan(const MoeParams& params, const BackendConfig& config, i
   communication::Plan plan;
   plan.spec = {.placement = protocol::Placement::kRankMajor,
                .ids = protocol::IdView::kGlobal,
-               .low_precision_combine = own.use_low_precision_combine};
+               .combine_wire = own.use_low_precision_combine ? protocol::CombineWire::kF8e4m3
+                                                             : protocol::CombineWire::kParamsDtype};
   plan.shape = communication::base_shape(params, plan.spec.placement, num_ranks);
   plan.shape.extra_capacity = own.extra_payload_bytes_per_token;
   plan.shape.stats_entries = own.eplb_stats_num_experts;
@@ -75,6 +76,7 @@ const communication::Backend& one_sided() {
                             .takes_extra_payloads = true,
                             .takes_eplb_stats = true,
                             .takes_runtime_max_tokens = true,
+                            .gives_combine_input = true,
                             .grows = true},
                .default_config = OneSidedConfig{},
                .unusable_reason = {}},

@@ -7,34 +7,27 @@
 #include <numeric>
 #include <string>
 
+#include "engine/host/expert_output.h"
 #include "engine/host/host_engine.h"
-#include "engine/host/rows.h"
+#include "engine/host/wire_rows.h"
 #include "engine/host/word.h"
 #include "protocol/owner.h"
 
 namespace tokenyard::engine::host {
 
-namespace {
-
-std::int64_t hidden_of(const TensorView& rows) {
-  return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
-}
-
-}  // namespace
-
 Dtype HostEngine::wire_dtype() const {
-  return setup_.spec.low_precision_combine ? Dtype::kF8e4m3 : setup_.params.dtype;
+  return setup_.spec.combine_wire == protocol::CombineWire::kF8e4m3 ? Dtype::kF8e4m3 : setup_.params.dtype;
 }
 
 Status HostEngine::acquire_combine_section() {
   begin(Phase::kCombine, combine_epoch_ + 1);
-  return wait_combine_section();
+  return wait_combine_section(combine_epoch_ + 1);
 }
 
-Status HostEngine::wait_combine_section() {
+Status HostEngine::wait_combine_section(std::uint32_t epoch) {
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int peer = visited(i);
-    const Status status = wait_rows_released(kCombinePhase, peer, owed_epoch_[static_cast<std::size_t>(peer)]);
+    const Status status = wait_rows_released(kCombinePhase, peer, per_slot(owed_epoch_, epoch, peer));
     if (!status.ok()) return status;
   }
   return {};
@@ -44,24 +37,40 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   const std::uint32_t epoch = ++combine_epoch_;
   ++num_combines_;
   round.combine_epoch = epoch;
+  open_combines_.push_back(epoch);
   begin(Phase::kCombine, epoch);
-  const Status status = wait_combine_section();
+  const Status status = wait_combine_section(epoch);
   if (!status.ok()) return status;
+  if (queued_) return combine_through_queues(request, round);
+  const bool weighs = setup_.spec.placement == protocol::Placement::kExpertMajor;
+  if (weighs) {
+    if (const Status gave = give_weights(request, round); !gave.ok()) return gave;
+  }
   stream_ = round.num_rows * setup_.layout.combine_stride() >= kStreamVolume;
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int source = visited(i);
-    const auto at = static_cast<std::size_t>(source);
-    if (round.rows_received[at] == 0) continue;
-    stage_rows(request, round, source);
-    protocol::HeaderLine& header = window(source).header(kCombinePhase, epoch, setup_.rank);
-    header.row_limit = round.row_limit;
-    header.agreed = hidden_of(request.expert_output);
-    header.status = protocol::HeaderStatus::kOk;
-    const auto rows = static_cast<std::uint32_t>(round.rows_received[at]);
-    store_release(header.stamp, protocol::encode_stamp(epoch, rows), ReleaseSite::kCombineHeader);
-    owed_epoch_[at] = epoch;
+    if (round.rows_received[static_cast<std::size_t>(source)] == 0) continue;
+    if (weighs) {
+      const float* weights = nullptr;
+      if (const Status took = take_weights(round, source, weights); !took.ok()) return took;
+      if (weights != nullptr) reduce_rows(request, round, source, weights);
+      if (!round.experts.has_weights) release_weights(source, epoch);
+    } else {
+      stage_rows(request, round, source);
+    }
+    write_combine_header(request, round, source);
   }
   return {};
+}
+
+void HostEngine::write_combine_header(const CombineRequest& request, const Round& round, int source) {
+  protocol::HeaderLine& header = window(source).header(kCombinePhase, round.combine_epoch, setup_.rank);
+  header.row_limit = round.row_limit;
+  header.agreed = hidden_of(request.expert_output);
+  header.status = protocol::HeaderStatus::kOk;
+  const auto rows = static_cast<std::uint32_t>(round.rows_received[static_cast<std::size_t>(source)]);
+  store_release(header.stamp, protocol::encode_stamp(round.combine_epoch, rows), ReleaseSite::kCombineHeader);
+  per_slot(owed_epoch_, round.combine_epoch, source) = round.combine_epoch;
 }
 
 void HostEngine::stage_rows(const CombineRequest& request, const Round& round, int source) {
@@ -71,7 +80,7 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
     const std::int64_t rows = std::clamp<std::int64_t>(round.row_limit - base, 0, round.rows_received[at]);
     team_.run(rows, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
       for (std::int64_t row = base + begin; row < base + end; ++row)
-        stage_row(request, row, row);
+        stage_row_at(request, row, row);
       flush_streams();
     });
     return;
@@ -83,7 +92,7 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
     for (std::int64_t chunk = begin; chunk < end; ++chunk) {
       for (std::uint64_t mask = masks[chunk]; mask != 0; mask &= mask - 1) {
         const std::int64_t token = chunk * per_chunk + std::countr_zero(mask);
-        stage_row(request, first_row + token, base + token);
+        stage_row_at(request, first_row + token, base + token);
       }
     }
     flush_streams();
@@ -91,49 +100,41 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
 }
 
 // `from_row` counts the rows that the caller sees, `to_row` those of the combine section.
-void HostEngine::stage_row(const CombineRequest& request, std::int64_t from_row, std::int64_t to_row) {
-  const TensorView& rows = request.expert_output;
-  const std::int64_t hidden = hidden_of(rows);
-  std::int64_t offset = from_row * rows.row_stride_bytes();
-  if (rows.num_dims == 3) {
-    const std::int64_t inner = rows.shape[1];
-    offset = (from_row / inner * rows.strides[0] + from_row % inner * rows.strides[1]) * size_of(rows.dtype);
-  }
-  const std::byte* from = static_cast<const std::byte*>(rows.data) + offset;
-  std::byte* to = own().combine_row(to_row);
-  if (wire_dtype() == rows.dtype) {
-    if (from != to) copy_row(to, from, hidden * size_of(rows.dtype), stream_);
-  } else {
-    cast_row(to, wire_dtype(), from, rows.dtype, hidden);
-  }
+void HostEngine::stage_row_at(const CombineRequest& request, std::int64_t from_row, std::int64_t to_row) {
+  stage_row(request.expert_output, from_row, wire_dtype(), own().combine_row(to_row, slot(combine_epoch_)), stream_);
   if (request.topk_weights.defined()) {
     const TensorView& weights = request.topk_weights;
-    std::memcpy(own().weights_row(to_row),
+    std::memcpy(own().weights_row(to_row, slot(combine_epoch_)),
                 static_cast<const std::byte*>(weights.data) + from_row * weights.row_stride_bytes(),
                 static_cast<std::size_t>(weights.row_bytes()));
   }
 }
 
-Status HostEngine::combine_receive(const CombineTarget& target, const Round& round) {
-  begin(Phase::kCombine, round.combine_epoch);
-  Status status;
-  for (int i = 0; i < setup_.num_ranks && status.ok(); ++i) {
+Status HostEngine::await_owners(const CombineTarget& target, const Round& round) {
+  if (queued_) return await_owners_through_queues(round);
+  for (int i = 0; i < setup_.num_ranks; ++i) {
     const int owner = visited(i);
     const auto at = static_cast<std::size_t>(owner);
     row_limits_[at] = 0;
     if (round.rows_sent[at] == 0) continue;
-    status = wait_header(kCombinePhase, owner, round.combine_epoch);
+    const Status status = wait_header(kCombinePhase, owner, round.combine_epoch);
+    if (!status.ok()) return status;
     const protocol::HeaderLine& header = own().header(kCombinePhase, round.combine_epoch, owner);
     row_limits_[at] = header.row_limit;
-    if (status.ok() && header.agreed != hidden_of(target.output)) {
-      release_owners(round, round.combine_epoch);
-      throw Error(ErrorCode::kMismatch,
-                  "rank " + std::to_string(owner) + " combines rows of " + std::to_string(header.agreed) +
-                      " elements and rank " + std::to_string(setup_.rank) + " of " +
-                      std::to_string(hidden_of(target.output)),
-                  setup_.rank, owner);
-    }
+    if (header.agreed == hidden_of(target.output)) continue;
+    finish_combine(round.combine_epoch);
+    throw Error(ErrorCode::kMismatch,
+                "rank " + std::to_string(owner) + " combines rows of " + std::to_string(header.agreed) +
+                    " elements and rank " + std::to_string(setup_.rank) + " of " +
+                    std::to_string(hidden_of(target.output)),
+                setup_.rank, owner);
   }
+  return {};
+}
+
+Status HostEngine::combine_receive(const CombineTarget& target, const Round& round) {
+  begin(Phase::kCombine, round.combine_epoch);
+  Status status = await_owners(target, round);
   if (status.ok()) {
     std::ranges::fill(missing_rows_, 0);
     team_.run(round.num_tokens, [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -147,33 +148,45 @@ Status HostEngine::combine_receive(const CombineTarget& target, const Round& rou
     });
     status.missing_rows = std::reduce(missing_rows_.begin(), missing_rows_.end());
   }
-  release_owners(round, round.combine_epoch);
+  finish_combine(round.combine_epoch);
   return status;
 }
 
-// Tells the ranks that owe this rank rows in combine `epoch` that it needs them no more.
-void HostEngine::release_owners(const Round& round, std::uint32_t epoch) {
-  for (int owner = 0; owner < setup_.num_ranks; ++owner) {
-    if (round.rows_sent[static_cast<std::size_t>(owner)] == 0) continue;
-    store_release(window(owner).released(kCombinePhase, setup_.rank), protocol::encode_progress(epoch, epoch),
-                  ReleaseSite::kCombineReleased);
-  }
-}
-
-// Returns how many of the token's rows their receivers had dropped.
-std::int64_t HostEngine::sum_token(const CombineTarget& target, const Round& round, std::int64_t token, int thread) {
+// Leaves the places of the rows that came back in sum_rows_. Returns how many their receivers had dropped.
+std::int64_t HostEngine::rows_of_token(const Round& round, std::int64_t token, int thread, std::size_t& count) {
   const auto at = static_cast<std::size_t>(token);
-  const std::byte** rows = sum_rows_.data() + static_cast<std::size_t>(thread) * windows_.size();
-  std::size_t count = 0;
+  const std::size_t first = static_cast<std::size_t>(thread) * windows_.size();
+  const std::byte** rows = sum_rows_.data() + first;
+  const bool logarithmic = setup_.spec.combine_wire == protocol::CombineWire::kLogarithmic;
+  const auto hidden = static_cast<std::size_t>(setup_.params.hidden_size);
   std::int64_t missing = 0;
+  count = 0;
   for (std::int32_t i = round.first_destination[at]; i < round.first_destination[at + 1]; ++i) {
     const Destination destination = round.destinations[static_cast<std::size_t>(i)];
+    if (queued_) {
+      rows[count++] = queued_->combined_row(i);
+      continue;
+    }
     if (destination.row >= row_limits_[static_cast<std::size_t>(destination.rank)]) {
       ++missing;
       continue;
     }
-    rows[count++] = window(destination.rank).combine_row(destination.row);
+    rows[count] = window(destination.rank).combine_row(destination.row, slot(round.combine_epoch));
+    if (logarithmic) {
+      float* decoded = decoded_rows_.data() + (first + count) * hidden;
+      decode_log_row(decoded, rows[count], setup_.params.hidden_size);
+      rows[count] = reinterpret_cast<const std::byte*>(decoded);
+    }
+    ++count;
   }
+  return missing;
+}
+
+// Returns how many of the token's rows their receivers had dropped.
+std::int64_t HostEngine::sum_token(const CombineTarget& target, const Round& round, std::int64_t token, int thread) {
+  std::size_t count = 0;
+  const std::int64_t missing = rows_of_token(round, token, thread, count);
+  const std::byte* const* rows = sum_rows_.data() + static_cast<std::size_t>(thread) * windows_.size();
   std::array<const std::byte*, 2> biases{};
   std::size_t num_biases = 0;
   for (const TensorView& bias : target.bias) {
@@ -181,7 +194,7 @@ std::int64_t HostEngine::sum_token(const CombineTarget& target, const Round& rou
     biases[num_biases++] = static_cast<const std::byte*>(bias.data) + token * bias.row_stride_bytes();
   }
   sum_rows({.rows = {rows, count},
-            .rows_dtype = wire_dtype(),
+            .rows_dtype = setup_.spec.combine_wire == protocol::CombineWire::kLogarithmic ? Dtype::kF32 : wire_dtype(),
             .biases = {biases.data(), num_biases},
             .output = static_cast<std::byte*>(target.output.data) + token * target.output.row_stride_bytes(),
             .output_dtype = target.output.dtype,
@@ -200,7 +213,8 @@ void HostEngine::gather_weights(const CombineTarget& target, const Round& round,
   for (std::int32_t i = round.first_destination[at]; i < round.first_destination[at + 1]; ++i) {
     const Destination destination = round.destinations[static_cast<std::size_t>(i)];
     if (destination.row >= row_limits_[static_cast<std::size_t>(destination.rank)]) continue;
-    const auto* row = reinterpret_cast<const float*>(window(destination.rank).weights_row(destination.row));
+    const auto* row = reinterpret_cast<const float*>(
+        window(destination.rank).weights_row(destination.row, slot(round.combine_epoch)));
     for (std::size_t slot = 0; slot < top_k; ++slot) {
       const std::int32_t id = round.wire_ids[at * top_k + slot];
       if (id < 0) continue;

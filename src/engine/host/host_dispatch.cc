@@ -6,53 +6,49 @@
 #include <string>
 
 #include "engine/host/host_engine.h"
-#include "engine/host/rows.h"
+#include "engine/host/wire_rows.h"
 #include "engine/host/word.h"
+#include "protocol/block_cast.h"
 
 namespace tokenyard::engine::host {
-namespace {
-
-// Below this a call of the vectorised copy costs more than it saves.
-constexpr std::int64_t kSmallRow = 256;
-
-void copy(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) {
-  if (bytes < kSmallRow) {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  } else {
-    copy_row(to, from, bytes, stream);
-  }
-}
-
-}  // namespace
 
 Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   const std::uint32_t epoch = ++dispatch_epoch_;
   ++num_dispatches_;
+  unread_epochs_.push_back(epoch);
+  open_epochs_.push_back(epoch);
   round.epoch = epoch;
   if (request.replay == nullptr) round.route_epoch = epoch;
   begin(Phase::kDispatch, epoch);
-  open_epochs_.push_back(epoch);
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int peer = visited(i);
     Status status = wait_headers_read(peer, epoch - protocol::kHeaderSlots);
-    const bool stores = round.rows_sent[static_cast<std::size_t>(peer)] > 0 || !request.stats.empty();
-    if (status.ok() && stores && !final_places()) status = wait_space(peer, epoch);
-    if (!status.ok()) return give_up_dispatch(status);
+    const bool rows_need_space = !queued_ && !final_places() && round.rows_sent[static_cast<std::size_t>(peer)] > 0;
+    if (status.ok() && (rows_need_space || !request.stats.empty())) status = wait_space(peer, epoch);
+    if (!status.ok()) return give_up_dispatch(epoch, status);
   }
   send_stats(request);
+  if (queued_) return send_through_queues(request, round);
   if (final_places()) {
-    announce_counts(request, round);
-    const Status status = receive_headers(request, round);
+    const Status status = send_to_final_places(request, round);
     if (!status.ok()) return status;
-    place_rows(round);
-    for (int i = 0; i < setup_.num_ranks; ++i) {
-      const int peer = visited(i);
-      if (round.rows_sent[static_cast<std::size_t>(peer)] == 0) continue;
-      if (const Status full = wait_space(peer, epoch); !full.ok()) return full;
-    }
-    headers_read_ = epoch;  // and the counts, which place_rows was the last to read
   }
   send_rows(request, round);
+  return {};
+}
+
+// All that comes before the rows.
+Status HostEngine::send_to_final_places(const DispatchRequest& request, Round& round) {
+  announce_counts(request, round);
+  const Status status = receive_headers(request, round);
+  if (!status.ok()) return status;
+  place_rows(round);
+  for (int i = 0; i < setup_.num_ranks; ++i) {
+    const int peer = visited(i);
+    if (round.rows_sent[static_cast<std::size_t>(peer)] == 0) continue;
+    if (const Status full = wait_space(peer, round.epoch); !full.ok()) return full;
+  }
+  std::erase(unread_epochs_, round.epoch);  // and the counts, which place_rows was the last to read
   return {};
 }
 
@@ -108,13 +104,13 @@ Status HostEngine::receive_headers(const DispatchRequest& request, Round& round)
     const int source = visited(i);
     const auto at = static_cast<std::size_t>(source);
     const Status status = wait_header(kDispatchPhase, source, round.epoch);
-    if (!status.ok()) return give_up_dispatch(status);
+    if (!status.ok()) return give_up_dispatch(round.epoch, status);
     const protocol::HeaderLine& header = own().header(kDispatchPhase, round.epoch, source);
     if (header.digest != request.digest || header.agreed != request.agreed) {
       try {
         check_agreement(request, header, source);
       } catch (const Error&) {
-        (void)give_up_dispatch({});
+        (void)give_up_dispatch(round.epoch, {});
         throw;
       }
     }
@@ -122,7 +118,7 @@ Status HostEngine::receive_headers(const DispatchRequest& request, Round& round)
     round.rows_received[at] = static_cast<std::int32_t>(protocol::stamp_rows(header.stamp));
     if (!final_places()) round.masks[at * static_cast<std::size_t>(setup_.layout.max_chunks())] = header.mask;
   }
-  if (!final_places()) headers_read_ = round.epoch;
+  if (!final_places()) std::erase(unread_epochs_, round.epoch);
   return {};
 }
 
@@ -150,33 +146,46 @@ void HostEngine::place_rows(Round& round) {
   }
 }
 
-void HostEngine::send_rows(const DispatchRequest& request, const Round& round) {
+void HostEngine::plan_lanes(const DispatchRequest& request, const Round& round) {
   lanes_.clear();
-  std::int64_t token_bytes = 0;
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     const PayloadRows& payload = request.payloads[i];
     const protocol::Plane& plane = round.planes.planes[i];
     if (payload.row_bytes == 0) continue;
-    lanes_.push_back({payload.data, payload.stride, plane.offset, plane.stride, plane.row_bytes});
-    token_bytes += plane.row_bytes;
+    Lane lane{payload.data, payload.stride, plane.offset, plane.stride, plane.row_bytes};
+    if (request.cast != DispatchCast::kNone && (i == protocol::kHiddenPlane || i == protocol::kScalePlane)) {
+      const std::int64_t values = i == protocol::kHiddenPlane ? 0 : request.payloads[protocol::kHiddenPlane].row_bytes;
+      lane.from = cast_rows_.data() + protocol::align_up(values, protocol::kRowAlignment);
+      lane.from_stride = 0;
+      lane.thread_stride = cast_stride_;
+    }
+    lanes_.push_back(lane);
   }
+}
+
+void HostEngine::send_rows(const DispatchRequest& request, const Round& round) {
+  plan_lanes(request, round);
+  std::int64_t token_bytes = 0;
+  for (const Lane& lane : lanes_)
+    token_bytes += lane.row_bytes;
   stream_ = token_bytes * round.first_destination[static_cast<std::size_t>(round.num_tokens)] >= kStreamVolume;
   const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
-  // Headers of a rank-major dispatch travel with chunk 0, so that one is sent also when there are no tokens.
+  // Headers of a dispatch into spaces travel with chunk 0, so that one is sent also when there are no tokens.
   const std::int64_t least = final_places() ? 0 : 1;
   const std::int64_t chunks =
       std::max(protocol::num_chunks(round.num_tokens, setup_.layout.shape().tokens_per_chunk), least);
   team_.run(chunks, [&](std::int64_t begin, std::int64_t end, int thread) {
     std::uint64_t* masks = chunk_masks_.data() + static_cast<std::size_t>(thread) * ranks;
     for (std::int64_t chunk = begin; chunk < end; ++chunk)
-      send_chunk(request, round, chunk, masks);
+      send_chunk(request, round, {chunk, thread}, masks);
   });
 }
 
 void HostEngine::send_chunk(const DispatchRequest& request,
                             const Round& round,
-                            std::int64_t chunk,
+                            ChunkOfThread at_work,
                             std::uint64_t* masks) {
+  const auto [chunk, thread] = at_work;
   std::fill_n(masks, setup_.num_ranks, 0);
   const std::int64_t first = chunk * setup_.layout.shape().tokens_per_chunk;
   const std::int64_t last = std::min(first + setup_.layout.shape().tokens_per_chunk, round.num_tokens);
@@ -185,7 +194,8 @@ void HostEngine::send_chunk(const DispatchRequest& request,
     for (std::int32_t i = round.first_destination[at]; i < round.first_destination[at + 1]; ++i) {
       masks[round.destinations[static_cast<std::size_t>(i)].rank] |= std::uint64_t{1} << (token - first);
     }
-    send_token(round, token);
+    if (request.cast != DispatchCast::kNone) cast_token(request, token, thread);
+    send_token(round, token, thread);
   }
   flush_streams();
   for (int i = 0; i < setup_.num_ranks; ++i) {
@@ -199,25 +209,45 @@ void HostEngine::send_chunk(const DispatchRequest& request,
 }
 
 void HostEngine::stamp_chunk(const Round& round, int to, std::int64_t chunk, std::uint64_t mask) {
-  protocol::ChunkLine& line = window(to).chunk(setup_.rank, chunk);
+  protocol::ChunkLine& line = window(to).chunk(setup_.rank, chunk, slot(round.epoch));
   line.mask = mask;
   const auto rows = static_cast<std::uint32_t>(std::popcount(mask));
   store_release(line.stamp, protocol::encode_stamp(round.epoch, rows), ReleaseSite::kChunk);
 }
 
-void HostEngine::send_token(const Round& round, std::int64_t token) {
+// Once for all ranks that the token goes to.
+void HostEngine::cast_token(const DispatchRequest& request, std::int64_t token, int thread) {
+  const PayloadRows& rows = request.payloads[protocol::kHiddenPlane];
+  std::byte* values = cast_rows_.data() + thread * cast_stride_;
+  std::byte* scales = values + protocol::align_up(rows.row_bytes, protocol::kRowAlignment);
+  const std::int64_t written = protocol::cast_row_bytes(request.cast, rows.row_bytes).scales;
+  const std::int64_t crossing = request.payloads[protocol::kScalePlane].row_bytes;
+  std::memset(scales + written, 0, static_cast<std::size_t>(crossing - written));
+  cast_row_to_fp8_blocks({.values = values,
+                          .scales = scales,
+                          .from = rows.data + token * rows.stride,
+                          .from_dtype = setup_.params.dtype,
+                          .n = rows.row_bytes,
+                          .cast = request.cast});
+}
+
+void HostEngine::send_token(const Round& round, std::int64_t token, int thread) {
   const auto at = static_cast<std::size_t>(token);
   for (std::int32_t i = round.first_destination[at]; i < round.first_destination[at + 1]; ++i) {
     const Destination destination = round.destinations[static_cast<std::size_t>(i)];
-    std::byte* space = window(destination.rank).payload(setup_.rank);
+    std::byte* space = window(destination.rank).payload(setup_.rank, slot(round.epoch));
     const std::int64_t row = final_places() ? destination.row : token;
     for (const Lane& lane : lanes_) {
-      copy(space + lane.offset + row * lane.stride, lane.from + token * lane.from_stride, lane.row_bytes, stream_);
+      const std::byte* from = lane.from + token * lane.from_stride + thread * lane.thread_stride;
+      copy_lane_row(space + lane.offset + row * lane.stride, from, lane.row_bytes, stream_);
     }
   }
 }
 
 Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
+  if (queued_) return receive_through_queues(request, round);
+  const bool expands = setup_.spec.placement == protocol::Placement::kExpertMajor;
+  if (expands) note_waits(round, -1);
   if (!final_places()) {
     begin(Phase::kDispatch, round.epoch);
     const Status status = receive_headers(request, round);
@@ -229,11 +259,17 @@ Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round
       round.num_rows += round.rows_received[source];
     }
   }
+  round.rows = own().payload(0, slot(round.epoch));
+  round.space_stride = final_places() ? 0 : setup_.layout.payload_bytes();
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int source = visited(i);
     if (round.rows_received[static_cast<std::size_t>(source)] == 0) continue;
     const Status status = receive_chunks(source, final_places() ? 0 : 1, round);
     if (!status.ok()) return status;
+  }
+  if (expands) {
+    note_waits(round, 1);
+    expand(request, round);
   }
   return {};
 }
@@ -242,7 +278,7 @@ Status HostEngine::receive_chunks(int source, std::int64_t first_chunk, Round& r
   const auto at = static_cast<std::size_t>(source);
   const std::int64_t chunks = protocol::num_chunks(round.tokens_of[at], setup_.layout.shape().tokens_per_chunk);
   for (std::int64_t chunk = first_chunk; chunk < chunks; ++chunk) {
-    protocol::ChunkLine& line = own().chunk(source, chunk);
+    protocol::ChunkLine& line = own().chunk(source, chunk, slot(round.epoch));
     const Status status = watch_.wait(
         source, [&] { return protocol::stamp_is(load_acquire(line.stamp), round.epoch); }, [] { return Status{}; });
     if (!status.ok()) return status;

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "engine/host/word.h"
+#include "protocol/block_cast.h"
+#include "protocol/owner.h"
 
 namespace tokenyard::engine::host {
 namespace {
@@ -33,17 +35,30 @@ std::unique_ptr<Engine> make_host_engine(const Setup& setup, fabric::Window& win
 
 HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
     : setup_(setup),
+      first_expert_(protocol::first_local_expert(setup.params.num_experts, setup.num_ranks, setup.rank)),
+      num_experts_(protocol::num_local_experts(setup.params.num_experts, setup.num_ranks, setup.rank)),
       windows_(view_windows(setup_, window)),
       watch_(setup_, windows_),
       team_(setup.num_threads),
       dispatch_epoch_(setup.initial_epoch),
-      combine_epoch_(setup.initial_epoch),
-      headers_read_(setup.initial_epoch) {
+      combine_epoch_(setup.initial_epoch) {
   const auto ranks = static_cast<std::size_t>(setup.num_ranks);
   const auto threads = static_cast<std::size_t>(setup.num_threads);
   lanes_.reserve(protocol::kMaxPlanes);
-  open_epochs_.reserve(static_cast<std::size_t>(setup.spec.depth) + 1);
-  owed_epoch_.assign(ranks, setup.initial_epoch);
+  const auto depth = static_cast<std::size_t>(setup.spec.depth);
+  for (auto* epochs : {&unread_epochs_, &open_epochs_, &open_combines_})
+    epochs->reserve(depth + 1);
+  owed_epoch_.resize(depth * ranks);
+  given_epoch_.resize(depth * ranks);
+  if (setup.spec.transport == protocol::Transport::kQueue) queued_.emplace(setup_, windows_);
+  const auto hidden = static_cast<std::size_t>(setup.params.hidden_size);
+  if (setup.spec.combine_wire == protocol::CombineWire::kLogarithmic) decoded_rows_.resize(threads * ranks * hidden);
+  if (setup.spec.placement == protocol::Placement::kExpertMajor) {
+    const protocol::RowBytes cast = protocol::cast_row_bytes(DispatchCast::kFp8Block128, setup.params.hidden_size);
+    cast_stride_ = protocol::align_up(cast.values, protocol::kRowAlignment) +
+                   protocol::align_up(cast.scales, protocol::kLineBytes);
+    cast_rows_.resize(threads * static_cast<std::size_t>(cast_stride_));
+  }
   row_limits_.resize(ranks);
   chunk_masks_.resize(ranks * threads);
   missing_rows_.resize(threads);
@@ -53,13 +68,15 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
 
 void HostEngine::reset(std::uint32_t epoch) {
   std::memset(own().control(), 0, static_cast<std::size_t>(own().control_bytes()));
-  for (int peer = 0; peer < setup_.num_ranks; ++peer) {
-    own().released(kDispatchPhase, peer) = protocol::encode_progress(epoch, epoch);
-    own().released(kCombinePhase, peer) = protocol::encode_progress(epoch, epoch);
+  for (int phase = 0; phase < protocol::kNumPhases; ++phase) {
+    for (int peer = 0; peer < setup_.num_ranks; ++peer)
+      own().released(phase, peer) = protocol::encode_progress(epoch, epoch);
   }
-  open_epochs_.clear();
-  headers_read_ = epoch;
+  for (auto* epochs : {&unread_epochs_, &open_epochs_, &open_combines_})
+    epochs->clear();
   owed_epoch_.assign(owed_epoch_.size(), epoch);
+  given_epoch_.assign(given_epoch_.size(), epoch);
+  if (queued_) queued_->forget();
   dispatch_epoch_ = combine_epoch_ = epoch;
   watch_.clear();
 }
@@ -112,23 +129,55 @@ Status HostEngine::find_abort(std::uint32_t epoch) const {
   return {};
 }
 
-void HostEngine::publish_progress(std::uint32_t done) {
-  std::erase(open_epochs_, done);
-  const std::uint32_t released = open_epochs_.empty() ? headers_read_ : open_epochs_.front() - 1;
-  const std::uint64_t progress = protocol::encode_progress(released, headers_read_);
+// An aborted dispatch uses up its slot's turn, so that the next one may meet a slot whose rows are still awaited.
+void HostEngine::check_dispatch() const {
+  for (const std::uint32_t open : open_epochs_) {
+    if (slot(open) != slot(dispatch_epoch_ + 1)) continue;
+    throw Error(ErrorCode::kInvalidState, "dispatch " + std::to_string(open) +
+                                              " still needs its place in the window: receive it, or let its handle "
+                                              "die, before the next dispatch");
+  }
+}
+
+void HostEngine::publish_progress() {
+  const std::uint32_t read = unread_epochs_.empty() ? dispatch_epoch_ : unread_epochs_.front() - 1;
+  const std::uint32_t released = open_epochs_.empty() ? read : open_epochs_.front() - 1;
+  const std::uint64_t progress = protocol::encode_progress(released, read);
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
     store_release(window(peer).released(kDispatchPhase, setup_.rank), progress, ReleaseSite::kReleased);
   }
 }
 
+// A handle that died between the halves has not even read the headers.
 void HostEngine::release(const Round& round) {
-  publish_progress(round.epoch);
+  if (queued_) queued_->end_dispatch(round.epoch);
+  std::erase(unread_epochs_, round.epoch);
+  std::erase(open_epochs_, round.epoch);
+  publish_progress();
 }
 
-Status HostEngine::give_up_dispatch(const Status& status) {
-  headers_read_ = dispatch_epoch_;
-  publish_progress(dispatch_epoch_);
+void HostEngine::release_combine(const Round& round) {
+  finish_combine(round.combine_epoch);
+}
+
+Status HostEngine::give_up_dispatch(std::uint32_t epoch, const Status& status) {
+  if (queued_) queued_->end_dispatch(epoch);
+  std::erase(unread_epochs_, epoch);
+  std::erase(open_epochs_, epoch);
+  publish_progress();
   return status;
+}
+
+// Tells the ranks that may owe this rank rows what it needs no more. One word serves all, so that a combine that ends
+// before an older one is told of together with it.
+void HostEngine::finish_combine(std::uint32_t epoch) {
+  if (queued_) queued_->end_combine(epoch);
+  std::erase(open_combines_, epoch);
+  const std::uint32_t done = open_combines_.empty() ? combine_epoch_ : open_combines_.front() - 1;
+  for (const WindowView& owner : windows_) {
+    store_release(owner.released(kCombinePhase, setup_.rank), protocol::encode_progress(done, done),
+                  ReleaseSite::kCombineReleased);
+  }
 }
 
 void HostEngine::abort_dispatch() {
@@ -141,22 +190,35 @@ void HostEngine::abort_dispatch() {
     header.status = protocol::HeaderStatus::kAborted;
     store_release(header.stamp, protocol::encode_stamp(epoch, 0), ReleaseSite::kHeader);
   }
-  (void)give_up_dispatch({});
+  publish_progress();
 }
 
 void HostEngine::abort_combine(const Round& round) {
   const std::uint32_t epoch = ++combine_epoch_;
   begin(Phase::kCombine, epoch);
-  if (!wait_combine_section().ok()) return;
+  if (!wait_combine_section(epoch).ok()) return;
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
     if (round.rows_received[static_cast<std::size_t>(peer)] > 0) {
       protocol::HeaderLine& header = window(peer).header(kCombinePhase, epoch, setup_.rank);
       header.status = protocol::HeaderStatus::kAborted;
       store_release(header.stamp, protocol::encode_stamp(epoch, 0), ReleaseSite::kCombineHeader);
-      owed_epoch_[static_cast<std::size_t>(peer)] = epoch;
+      per_slot(owed_epoch_, epoch, peer) = epoch;
     }
   }
-  release_owners(round, epoch);
+  if (setup_.spec.placement == protocol::Placement::kExpertMajor) abort_weights(round, epoch);
+  finish_combine(epoch);
+}
+
+// Owners of this rank's tokens may wait for their weights, and origins for a word that theirs were read.
+void HostEngine::abort_weights(const Round& round, std::uint32_t epoch) {
+  if (round.experts.has_weights) return;
+  for (int peer = 0; peer < setup_.num_ranks; ++peer) {
+    const auto at = static_cast<std::size_t>(peer);
+    if (round.rows_received[at] > 0) release_weights(peer, epoch);
+    if (round.rows_sent[at] == 0) continue;
+    if (!wait_rows_released(kWeightsPhase, peer, per_slot(given_epoch_, epoch, peer)).ok()) return;
+    stamp_weights(peer, epoch, protocol::HeaderStatus::kAborted);
+  }
 }
 
 }  // namespace tokenyard::engine::host

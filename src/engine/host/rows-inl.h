@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vector forms of protocol/casts.h: how a vector of codes is loaded, decoded to fp32, encoded and stored.
-// Included once per instruction set by rows.cc, so it has a toggle where other headers have a guard, and it must be
-// included after <hwy/foreach_target.h>. Thread rule: pure functions.
+// Included once per instruction set by each source file that uses it, so it has a toggle where other headers have a
+// guard, and it must be included after <hwy/foreach_target.h>. Thread rule: pure functions.
 #if defined(TOKENYARD_ENGINE_HOST_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
   #ifdef TOKENYARD_ENGINE_HOST_ROWS_INL_H
     #undef TOKENYARD_ENGINE_HOST_ROWS_INL_H
@@ -16,6 +16,8 @@
   #include <cstring>
   #include <type_traits>
 
+  #include "tokenyard/tensor.h"
+
   #include "protocol/casts.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,7 +26,40 @@ namespace tokenyard::engine::host::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-  #if HWY_TARGET != HWY_SCALAR  // whose vectors of one lane cannot be taken apart into bytes
+// Calls function(Format()) for the dtype's format; the caller has checked that it has one.
+template <class Function>
+HWY_INLINE void with_format(Dtype dtype, const Function& function) {
+  switch (dtype) {
+    case Dtype::kBf16:
+      return function(protocol::Bf16());
+    case Dtype::kF16:
+      return function(protocol::F16());
+    case Dtype::kF32:
+      return function(protocol::F32());
+    case Dtype::kF8e4m3:
+      return function(protocol::F8e4m3());
+    default:
+      return function(protocol::F8e5m2());
+  }
+}
+
+  #if HWY_TARGET == HWY_SCALAR  // whose vectors of one lane cannot be taken apart into bytes
+
+// Machines without vectors run the definition itself.
+template <class Format>
+float load_element(const std::byte* row, std::size_t i) {
+  typename Format::Bits bits;
+  std::memcpy(&bits, row + i * sizeof(bits), sizeof(bits));
+  return protocol::decode<Format>(bits);
+}
+
+template <class Format>
+void store_element(std::byte* row, std::size_t i, float value) {
+  const typename Format::Bits bits = protocol::encode<Format>(value);
+  std::memcpy(row + i * sizeof(bits), &bits, sizeof(bits));
+}
+
+  #else  // HWY_TARGET == HWY_SCALAR
 
 using FloatTag = hn::ScalableTag<float>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;
@@ -50,6 +85,12 @@ HWY_INLINE std::uint8_t* bytes_of(std::byte* to) {
 
 HWY_INLINE std::size_t num_lanes() {
   return hn::Lanes(FloatTag());
+}
+
+// Bytes from `to` to the next boundary of a cache line and of a vector: streaming stores should fill whole lines.
+HWY_INLINE std::size_t bytes_to_line(const std::byte* to) {
+  const std::size_t line = HWY_MAX(std::size_t{64}, hn::Lanes(ByteTag()));
+  return (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
 }
 
 // Stand in for a load or store that would reach past the end of a row. Their buffers are C arrays because the members
@@ -207,7 +248,7 @@ HWY_INLINE Words encode_pairs(Floats low, Floats high) {
   return hn::Or(hn::ShiftRight<16>(round_to_upper_half(low)), high_half);
 }
 
-  #endif  // HWY_TARGET != HWY_SCALAR
+  #endif  // HWY_TARGET == HWY_SCALAR
 
 }  // namespace tokenyard::engine::host::HWY_NAMESPACE
 

@@ -16,60 +16,16 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "engine/host/plain_stores.h"
 #include "engine/host/rows-inl.h"
 #include "engine/host/sums-inl.h"
 #include "protocol/casts.h"
-
-// Streaming stores are invisible to the thread sanitizer; it gets plain ones.
-#ifndef TOKENYARD_PLAIN_STORES
-  #if defined(__SANITIZE_THREAD__)
-    #define TOKENYARD_PLAIN_STORES 1
-  #elif defined(__has_feature)
-    #if __has_feature(thread_sanitizer)
-      #define TOKENYARD_PLAIN_STORES 1
-    #endif
-  #endif
-  #ifndef TOKENYARD_PLAIN_STORES
-    #define TOKENYARD_PLAIN_STORES 0
-  #endif
-#endif
 
 HWY_BEFORE_NAMESPACE();
 
 namespace tokenyard::engine::host::HWY_NAMESPACE {
 
-// Calls function(Format()) for the dtype's format; the caller has checked that it has one.
-template <class Function>
-HWY_INLINE void with_format(Dtype dtype, const Function& function) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return function(protocol::Bf16());
-    case Dtype::kF16:
-      return function(protocol::F16());
-    case Dtype::kF32:
-      return function(protocol::F32());
-    case Dtype::kF8e4m3:
-      return function(protocol::F8e4m3());
-    default:
-      return function(protocol::F8e5m2());
-  }
-}
-
 #if HWY_TARGET == HWY_SCALAR
-
-// Machines without vectors run the definition itself.
-template <class Format>
-float load_element(const std::byte* row, std::size_t i) {
-  typename Format::Bits bits;
-  std::memcpy(&bits, row + i * sizeof(bits), sizeof(bits));
-  return protocol::decode<Format>(bits);
-}
-
-template <class Format>
-void store_element(std::byte* row, std::size_t i, float value) {
-  const typename Format::Bits bits = protocol::encode<Format>(value);
-  std::memcpy(row + i * sizeof(bits), &bits, sizeof(bits));
-}
 
 void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
@@ -81,25 +37,7 @@ void cast_elements(std::byte* to, const std::byte* from, std::size_t n) {
     store_element<To>(to, i, load_element<From>(from, i));
 }
 
-template <class From, class To>
-void sum_elements(const RowSum& sum) {
-  for (std::size_t i = 0; i < static_cast<std::size_t>(sum.n); ++i) {
-    float total = 0.0f;
-    for (const std::byte* row : sum.rows)
-      total += load_element<From>(row, i);
-    for (const std::byte* bias : sum.biases)
-      total += load_element<To>(bias, i);
-    store_element<To>(sum.output, i, total);
-  }
-}
-
 #else  // HWY_TARGET == HWY_SCALAR
-
-// Bytes from `to` to the next boundary of a cache line and of a vector: streaming stores should fill whole lines.
-HWY_INLINE std::size_t bytes_to_line(const std::byte* to) {
-  const std::size_t line = HWY_MAX(std::size_t{64}, hn::Lanes(ByteTag()));
-  return (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
-}
 
 void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) {
   const ByteTag tag;
@@ -138,27 +76,6 @@ HWY_INLINE void cast_elements(std::byte* to_row, const std::byte* from_row, std:
   if (i == n) return;
   const auto rest = load_part(from_tag, from + i * kFromSize, (n - i) * kFromSize);
   store_part(recode(rest), to_tag, to + i * kToSize, (n - i) * kToSize);
-}
-
-template <class Kind, bool kStream>
-HWY_INLINE void sum_range(const RowSum& sum, std::size_t first, std::size_t end) {
-  for (; first + Kind::block() <= end; first += Kind::block())
-    Kind::template sum_block<kStream>(sum, first);
-  for (; first < end; first += Kind::unit())
-    Kind::sum_part(sum, first, std::min(Kind::unit(), end - first));
-}
-
-template <class From, class To>
-HWY_INLINE void sum_elements(const RowSum& sum) {
-  constexpr bool kBf16Only = std::is_same_v<From, protocol::Bf16> && std::is_same_v<To, protocol::Bf16>;
-  using Kind = std::conditional_t<kBf16Only, PairSum, LaneSum<From, To>>;
-  const auto n = static_cast<std::size_t>(sum.n);
-  const std::size_t head = bytes_to_line(sum.output);
-  if (TOKENYARD_PLAIN_STORES || !sum.stream || head % Kind::kSize != 0 || head / Kind::kSize >= n) {
-    return sum_range<Kind, false>(sum, 0, n);
-  }
-  sum_range<Kind, false>(sum, 0, head / Kind::kSize);
-  sum_range<Kind, true>(sum, head / Kind::kSize, n);
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR
@@ -220,7 +137,7 @@ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes, bool str
   if (bytes <= 0) return;
   const auto size = static_cast<std::size_t>(bytes);
   const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
-  if (TOKENYARD_PLAIN_STORES || !stream || bytes < (aligned ? kStreamBytes : kStreamUnalignedBytes)) {
+  if (kPlainStores || !stream || bytes < (aligned ? kStreamBytes : kStreamUnalignedBytes)) {
     std::memcpy(to, from, size);
   } else {
     HWY_DYNAMIC_DISPATCH(copy_streaming)(to, from, size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one block of columns of a row sum is computed in registers. Included once per instruction set by rows.cc, like
-// rows-inl.h. Thread rule: pure functions of the memory they are given.
+// Sums of rows, plain and weighted: blocks of columns in registers. Included once per instruction set, like rows-inl.h.
+// Thread rule: pure functions of the memory they are given.
 #if defined(TOKENYARD_ENGINE_HOST_SUMS_INL_H) == defined(HWY_TARGET_TOGGLE)
   #ifdef TOKENYARD_ENGINE_HOST_SUMS_INL_H
     #undef TOKENYARD_ENGINE_HOST_SUMS_INL_H
@@ -10,17 +10,68 @@
 
   #include <hwy/highway.h>
 
+  #include <algorithm>
   #include <cstddef>
   #include <cstdint>
+  #include <type_traits>
 
+  #include "engine/host/plain_stores.h"
   #include "engine/host/rows-inl.h"
   #include "engine/host/rows.h"
+  #include "engine/host/wire_rows.h"
 
 HWY_BEFORE_NAMESPACE();
 
 namespace tokenyard::engine::host::HWY_NAMESPACE {
 
-  #if HWY_TARGET != HWY_SCALAR
+// Calls add(row, format, weight) for each term of a sum, in order.
+struct Unweighted {};
+
+template <class From, class To, class Add>
+HWY_INLINE void for_each_term(const RowSum& sum, const Add& add) {
+  for (const std::byte* row : sum.rows)
+    add(row, From(), Unweighted());
+  for (const std::byte* bias : sum.biases)
+    add(bias, To(), Unweighted());
+}
+
+template <class From, class To, class Add>
+HWY_INLINE void for_each_term(const WeightedSum& sum, const Add& add) {
+  for (std::size_t r = 0; r < sum.rows.size(); ++r)
+    add(sum.rows[r], From(), sum.weights[r]);
+}
+
+  #if HWY_TARGET == HWY_SCALAR
+
+HWY_INLINE float with_term(float total, float value, Unweighted /*weight*/) {
+  return total + value;
+}
+
+HWY_INLINE float with_term(float total, float value, float weight) {
+  return total + weight * value;
+}
+
+template <class From, class To, class Sum>
+void sum_elements(const Sum& sum) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(sum.n); ++i) {
+    float total = 0.0f;
+    for_each_term<From, To>(sum, [&](const std::byte* row, auto format, auto weight) {
+      total = with_term(total, load_element<decltype(format)>(row, i), weight);
+    });
+    store_element<To>(sum.output, i, total);
+  }
+}
+
+  #else  // HWY_TARGET == HWY_SCALAR
+
+// With a weight, the product is rounded and then the sum.
+HWY_INLINE Floats with_term(Floats total, Floats value, Unweighted /*weight*/) {
+  return hn::Add(total, value);
+}
+
+HWY_INLINE Floats with_term(Floats total, Floats value, float weight) {
+  return hn::Add(total, hn::Mul(hn::Set(FloatTag(), weight), value));
+}
 
 template <bool kStream>
 HWY_INLINE void store_bytes(hn::Vec<ByteTag> bytes, std::uint8_t* to) {
@@ -39,31 +90,28 @@ struct PairSum {
 
   static HWY_INLINE std::size_t unit() { return 2 * num_lanes(); }
 
-  template <bool kStream>
-  static HWY_INLINE void sum_block(const RowSum& sum, std::size_t first) {
+  template <bool kStream, class Sum>
+  static HWY_INLINE void sum_block(const Sum& sum, std::size_t first) {
     const ByteTag tag;
     const std::size_t step = hn::Lanes(tag);
     Floats low0 = hn::Zero(FloatTag());
     Floats low1 = low0, low2 = low0, low3 = low0, high0 = low0, high1 = low0, high2 = low0, high3 = low0;
-    const auto add = [&](const std::byte* row) HWY_ATTR {
+    const auto add = [&](const std::byte* row, auto /*format*/, auto weight) HWY_ATTR {
       const std::uint8_t* from = bytes_of(row) + first * kSize;
       const auto v0 = hn::BitCast(WordTag(), hn::LoadU(tag, from));
       const auto v1 = hn::BitCast(WordTag(), hn::LoadU(tag, from + step));
       const auto v2 = hn::BitCast(WordTag(), hn::LoadU(tag, from + 2 * step));
       const auto v3 = hn::BitCast(WordTag(), hn::LoadU(tag, from + 3 * step));
-      low0 = hn::Add(low0, decode_low(v0));
-      high0 = hn::Add(high0, decode_high(v0));
-      low1 = hn::Add(low1, decode_low(v1));
-      high1 = hn::Add(high1, decode_high(v1));
-      low2 = hn::Add(low2, decode_low(v2));
-      high2 = hn::Add(high2, decode_high(v2));
-      low3 = hn::Add(low3, decode_low(v3));
-      high3 = hn::Add(high3, decode_high(v3));
+      low0 = with_term(low0, decode_low(v0), weight);
+      high0 = with_term(high0, decode_high(v0), weight);
+      low1 = with_term(low1, decode_low(v1), weight);
+      high1 = with_term(high1, decode_high(v1), weight);
+      low2 = with_term(low2, decode_low(v2), weight);
+      high2 = with_term(high2, decode_high(v2), weight);
+      low3 = with_term(low3, decode_low(v3), weight);
+      high3 = with_term(high3, decode_high(v3), weight);
     };
-    for (const std::byte* row : sum.rows)
-      add(row);
-    for (const std::byte* bias : sum.biases)
-      add(bias);
+    for_each_term<protocol::Bf16, protocol::Bf16>(sum, add);
     std::uint8_t* to = bytes_of(sum.output) + first * kSize;
     store_bytes<kStream>(hn::BitCast(tag, encode_pairs(low0, high0)), to);
     store_bytes<kStream>(hn::BitCast(tag, encode_pairs(low1, high1)), to + step);
@@ -72,22 +120,20 @@ struct PairSum {
   }
 
   // At most unit() elements.
-  static HWY_INLINE void sum_part(const RowSum& sum, std::size_t first, std::size_t count) {
+  template <class Sum>
+  static HWY_INLINE void sum_part(const Sum& sum, std::size_t first, std::size_t count) {
     const ByteTag tag;
     const std::size_t bytes = count * kSize;
     Floats low = hn::Zero(FloatTag());
     Floats high = low;
-    const auto add = [&](const std::byte* row) HWY_ATTR {
+    const auto add = [&](const std::byte* row, auto /*format*/, auto weight) HWY_ATTR {
       const std::uint8_t* from = bytes_of(row) + first * kSize;
       const auto loaded = count == unit() ? hn::LoadU(tag, from) : load_part(tag, from, bytes);
       const auto pairs = hn::BitCast(WordTag(), loaded);
-      low = hn::Add(low, decode_low(pairs));
-      high = hn::Add(high, decode_high(pairs));
+      low = with_term(low, decode_low(pairs), weight);
+      high = with_term(high, decode_high(pairs), weight);
     };
-    for (const std::byte* row : sum.rows)
-      add(row);
-    for (const std::byte* bias : sum.biases)
-      add(bias);
+    for_each_term<protocol::Bf16, protocol::Bf16>(sum, add);
     store_part(hn::BitCast(tag, encode_pairs(low, high)), tag, bytes_of(sum.output) + first * kSize, bytes);
   }
 };
@@ -121,46 +167,62 @@ struct LaneSum {
     }
   }
 
-  template <bool kStream>
-  static HWY_INLINE void sum_block(const RowSum& sum, std::size_t first) {
+  template <bool kStream, class Sum>
+  static HWY_INLINE void sum_block(const Sum& sum, std::size_t first) {
     const std::size_t lanes = num_lanes();
     Floats sum0 = hn::Zero(FloatTag());
     Floats sum1 = sum0, sum2 = sum0, sum3 = sum0;
-    const auto add = [&](const std::byte* row, auto format) HWY_ATTR {
+    const auto add = [&](const std::byte* row, auto format, auto weight) HWY_ATTR {
       using Format = decltype(format);
-      sum0 = hn::Add(sum0, load<Format>(row, first));
-      sum1 = hn::Add(sum1, load<Format>(row, first + lanes));
-      sum2 = hn::Add(sum2, load<Format>(row, first + 2 * lanes));
-      sum3 = hn::Add(sum3, load<Format>(row, first + 3 * lanes));
+      sum0 = with_term(sum0, load<Format>(row, first), weight);
+      sum1 = with_term(sum1, load<Format>(row, first + lanes), weight);
+      sum2 = with_term(sum2, load<Format>(row, first + 2 * lanes), weight);
+      sum3 = with_term(sum3, load<Format>(row, first + 3 * lanes), weight);
     };
-    for (const std::byte* row : sum.rows)
-      add(row, From());
-    for (const std::byte* bias : sum.biases)
-      add(bias, To());
+    for_each_term<From, To>(sum, add);
     std::uint8_t* to = bytes_of(sum.output) + first * kSize;
     store_two<kStream>(sum0, sum1, to);
     store_two<kStream>(sum2, sum3, to + 2 * lanes * kSize);
   }
 
   // At most unit() elements.
-  static HWY_INLINE void sum_part(const RowSum& sum, std::size_t first, std::size_t count) {
+  template <class Sum>
+  static HWY_INLINE void sum_part(const Sum& sum, std::size_t first, std::size_t count) {
     Floats total = hn::Zero(FloatTag());
-    const auto add = [&](const std::byte* row, auto format) HWY_ATTR {
+    const auto add = [&](const std::byte* row, auto format, auto weight) HWY_ATTR {
       using Format = decltype(format);
       constexpr std::size_t kFormatSize = sizeof(typename Format::Bits);
       const auto bytes = load_part(CodeBytesTag<Format>(), bytes_of(row) + first * kFormatSize, count * kFormatSize);
-      total = hn::Add(total, decode_bytes<Format>(bytes));
+      total = with_term(total, decode_bytes<Format>(bytes), weight);
     };
-    for (const std::byte* row : sum.rows)
-      add(row, From());
-    for (const std::byte* bias : sum.biases)
-      add(bias, To());
+    for_each_term<From, To>(sum, add);
     const auto bytes = encode_bytes<To>(total);
     store_part(bytes, CodeBytesTag<To>(), bytes_of(sum.output) + first * kSize, count * kSize);
   }
 };
 
-  #endif  // HWY_TARGET != HWY_SCALAR
+template <class Kind, bool kStream, class Sum>
+HWY_INLINE void sum_range(const Sum& sum, std::size_t first, std::size_t end) {
+  for (; first + Kind::block() <= end; first += Kind::block())
+    Kind::template sum_block<kStream>(sum, first);
+  for (; first < end; first += Kind::unit())
+    Kind::sum_part(sum, first, std::min(Kind::unit(), end - first));
+}
+
+template <class From, class To, class Sum>
+HWY_INLINE void sum_elements(const Sum& sum) {
+  constexpr bool kBf16Only = std::is_same_v<From, protocol::Bf16> && std::is_same_v<To, protocol::Bf16>;
+  using Kind = std::conditional_t<kBf16Only, PairSum, LaneSum<From, To>>;
+  const auto n = static_cast<std::size_t>(sum.n);
+  const std::size_t head = bytes_to_line(sum.output);
+  if (kPlainStores || !sum.stream || head % Kind::kSize != 0 || head / Kind::kSize >= n) {
+    return sum_range<Kind, false>(sum, 0, n);
+  }
+  sum_range<Kind, false>(sum, 0, head / Kind::kSize);
+  sum_range<Kind, true>(sum, head / Kind::kSize, n);
+}
+
+  #endif  // HWY_TARGET == HWY_SCALAR
 
 }  // namespace tokenyard::engine::host::HWY_NAMESPACE
 

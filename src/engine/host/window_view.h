@@ -10,7 +10,9 @@
 
 namespace tokenyard::engine::host {
 
-enum PhaseIndex : int { kDispatchPhase, kCombinePhase };
+using protocol::kCombinePhase;
+using protocol::kDispatchPhase;
+using protocol::kWeightsPhase;
 
 class WindowView {
  public:
@@ -30,22 +32,40 @@ class WindowView {
     return &at<std::int32_t>(layout_->counts(protocol::header_slot(epoch), source));
   }
 
-  [[nodiscard]] protocol::ChunkLine& chunk(int source, std::int64_t index) const {
-    return at<protocol::ChunkLine>(layout_->chunk(source, index));
+  [[nodiscard]] protocol::ChunkLine& chunk(int source, std::int64_t index, int slot) const {
+    return at<protocol::ChunkLine>(layout_->chunk(source, index, slot));
+  }
+
+  [[nodiscard]] std::uint64_t& queue_filled(int phase, int peer) const {
+    return at<std::uint64_t>(layout_->queue_filled(phase, peer));
+  }
+
+  [[nodiscard]] std::uint64_t& queue_drained(int phase, int peer) const {
+    return at<std::uint64_t>(layout_->queue_drained(phase, peer));
   }
 
   [[nodiscard]] std::int32_t* stats(int source) const { return &at<std::int32_t>(layout_->stats(source)); }
 
-  [[nodiscard]] std::byte* payload(int source) const { return base_ + layout_->payload(source); }
+  [[nodiscard]] std::byte* payload(int source, int slot) const { return base_ + layout_->payload(source, slot); }
 
-  [[nodiscard]] std::byte* combine_row(std::int64_t row) const { return base_ + layout_->combine_row(row); }
+  [[nodiscard]] std::byte* queue(int phase, int source) const { return base_ + layout_->queue(phase, source); }
 
-  [[nodiscard]] std::byte* weights_row(std::int64_t row) const { return base_ + layout_->weights_row(row); }
+  [[nodiscard]] std::byte* combine_row(std::int64_t row, int slot) const {
+    return base_ + layout_->combine_row(row, slot);
+  }
+
+  [[nodiscard]] std::byte* weights_row(std::int64_t row, int slot) const {
+    return base_ + layout_->weights_row(row, slot);
+  }
+
+  [[nodiscard]] float* given_weights(int origin, int slot) const {
+    return &at<float>(layout_->given_weights(origin, slot));
+  }
 
   // Everything in front of the rows: the words and lines of the protocol.
   [[nodiscard]] std::byte* control() const { return base_; }
 
-  [[nodiscard]] std::int64_t control_bytes() const { return layout_->payload(0); }
+  [[nodiscard]] std::int64_t control_bytes() const { return layout_->rows(); }
 
  private:
   template <class T>

@@ -10,14 +10,18 @@
 namespace tokenyard::engine::host {
 
 enum class ReleaseSite : int {
-  kHeader,           // counts, header and chunk 0 -> ControlPlane::wait_header of the receiver
+  kHeader,           // counts, header and chunk 0 -> wait_header of the receiver
   kChunk,            // rows of a chunk -> HostEngine::receive_chunks
   kReleased,         // last read of a dispatch's rows -> wait_rows_released, wait_headers_read of the sources
   kCombineHeader,    // expert output rows -> wait_header of the origins
   kCombineReleased,  // last read of expert output rows -> wait_combine_section of their owner
+  kQueueFilled,      // rows in a queue -> Queues::receive_some
+  kQueueDrained,     // last read of rows in a queue -> Queues::send_some
+  kGivenWeights,     // weights of a combine -> wait_header of the owners
+  kWeightsReleased,  // last read of those weights -> wait_rows_released of the origin
 };
 
-inline constexpr int kNumReleaseSites = 5;
+inline constexpr int kNumReleaseSites = 9;
 
 #ifdef TOKENYARD_TEST_HOOKS
 struct TestHooks {

@@ -42,9 +42,9 @@ ManagerOptions options_for(const Group& group) {
 
 using Order = std::vector<std::size_t>;
 
-class LayersShareOneWindow : public ::testing::TestWithParam<Order> {};
+class LayersShareOneManager : public ::testing::TestWithParam<Order> {};
 
-TEST_P(LayersShareOneWindow, ByGrowth) {
+TEST_P(LayersShareOneManager, ByGrowth) {
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
     All2AllManager manager = create_all2all_manager("one_sided", options_for(group));
     DispatchResult result;
@@ -92,7 +92,7 @@ void gather_layer(GatherCalls& calls, const World& world, int rank) {
   tensors.check_unchanged();
 }
 
-TEST_P(LayersShareOneWindow, ByGatherCalls) {
+TEST_P(LayersShareOneManager, ByGatherCalls) {
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
     All2AllManager manager = create_all2all_manager("all_gather", options_for(group));
     for (const std::size_t at : GetParam()) {
@@ -105,7 +105,7 @@ TEST_P(LayersShareOneWindow, ByGatherCalls) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Orders, LayersShareOneWindow, ::testing::Values(Order{0, 1, 0}, Order{1, 0, 1}));
+INSTANTIATE_TEST_SUITE_P(Orders, LayersShareOneManager, ::testing::Values(Order{0, 1, 0}, Order{1, 0, 1}));
 
 }  // namespace
 }  // namespace tokenyard::support

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds through queues: headers as in every round, then rows as room allows, draining while waiting.
+#include "engine/host/host_engine.h"
+
+namespace tokenyard::engine::host {
+
+Status HostEngine::send_through_queues(const DispatchRequest& request, Round& round) {
+  for (int i = 0; i < setup_.num_ranks; ++i)
+    fill_header(request, round, visited(i), 0);
+  plan_lanes(request, round);
+  queued_->begin_dispatch(request, lanes_, round);
+  return drive_dispatch(request, round, [this] { return queued_->unsent(kDispatchPhase); });
+}
+
+Status HostEngine::receive_through_queues(const DispatchRequest& request, Round& round) {
+  begin(Phase::kDispatch, round.epoch);
+  const Status status = drive_dispatch(request, round, [this] { return queued_->unreceived(kDispatchPhase); });
+  if (!status.ok()) return status;
+  std::erase(unread_epochs_, round.epoch);
+  queued_->end_dispatch(round.epoch);
+  return {};
+}
+
+// Until `open` names no rank any more that keeps the half from ending.
+template <class Open>
+Status HostEngine::drive_dispatch(const DispatchRequest& request, Round& round, Open&& open) {
+  for (int peer = open(); peer >= 0; peer = open()) {
+    const Status status = watch_.wait(
+        peer, [&] { return queued_->disagreeing() >= 0 || queued_->advance(); },
+        [&] { return find_abort(round.epoch); });
+    if (!status.ok()) return give_up_dispatch(round.epoch, status);
+    if (queued_->disagreeing() < 0) continue;
+    const int source = queued_->disagreeing();
+    (void)give_up_dispatch(round.epoch, {});
+    check_agreement(request, own().header(kDispatchPhase, round.epoch, source), source);
+  }
+  return {};
+}
+
+Status HostEngine::combine_through_queues(const CombineRequest& request, const Round& round) {
+  for (int i = 0; i < setup_.num_ranks; ++i) {
+    const int source = visited(i);
+    if (round.rows_received[static_cast<std::size_t>(source)] > 0) write_combine_header(request, round, source);
+  }
+  queued_->begin_combine(request, wire_dtype(), round);
+  for (int peer = queued_->unsent(kCombinePhase); peer >= 0; peer = queued_->unsent(kCombinePhase)) {
+    const Status status = watch_.wait(
+        peer, [this] { return queued_->advance(); }, [] { return Status{}; });
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status HostEngine::await_owners_through_queues(const Round& /*round*/) {
+  for (int owner = queued_->unreceived(kCombinePhase); owner >= 0; owner = queued_->unreceived(kCombinePhase)) {
+    const Status status = watch_.wait(
+        owner, [this] { return queued_->advance(); }, [] { return Status{}; });
+    if (!status.ok()) return status;
+  }
+  const int aborted = queued_->aborted_owner();
+  return aborted < 0 ? Status{} : watch_.make_status(StatusCode::kAborted, aborted);
+}
+
+}  // namespace tokenyard::engine::host

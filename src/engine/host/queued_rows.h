@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds whose rows cross in queues (protocol::Transport::kQueue): what is being sent, what is being received, and the
+// ordinary memory where received rows land.
+//
+// Whoever waits calls `advance`, whatever it waits for: it fills and drains the queues of both phases. So a rank that
+// waits for room always makes room for others, and no skew can close a circle of full queues.
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/host/lane.h"
+#include "engine/host/queues.h"
+#include "engine/host/window_view.h"
+
+namespace tokenyard::engine::host {
+
+class QueuedRows {
+ public:
+  QueuedRows(const Setup& setup, const std::vector<WindowView>& windows);
+
+  // Starts a dispatch whose headers this rank has written; `lanes` say what a row is made of. The round's received
+  // part is filled as headers and rows come. `request` is not kept; the round is, until the operation ends.
+  void begin_dispatch(const DispatchRequest& request, std::vector<Lane>& lanes, Round& round);
+  // The same for a combine; `request` must live until everything is sent.
+  void begin_combine(const CombineRequest& request, Dtype wire, const Round& round);
+  void end_dispatch(std::uint32_t epoch);
+  void end_combine(std::uint32_t epoch);
+  void forget();
+
+  // Moves what can be moved now, in both phases; true when anything moved.
+  bool advance();
+
+  // A rank that still has to take, or to give, rows of the phase's operation; -1: none.
+  [[nodiscard]] int unsent(int phase) const { return queues_[static_cast<std::size_t>(phase)].unsent(); }
+
+  [[nodiscard]] int unreceived(int phase) const { return queues_[static_cast<std::size_t>(phase)].unreceived(); }
+
+  // A source whose header disagrees with this rank's arguments, which stops the dispatch; -1: none.
+  [[nodiscard]] int disagreeing() const { return disagreeing_; }
+
+  // An owner that gave its combine up; -1: none.
+  [[nodiscard]] int aborted_owner() const { return aborted_owner_; }
+
+  // The row that came back for a copy of a token (an index of Round::destinations).
+  [[nodiscard]] const std::byte* combined_row(std::int64_t copy) const {
+    return combine_landing_.get() + copy * setup_.layout.combine_stride();
+  }
+
+ private:
+  struct Copy {
+    std::int32_t token = 0;
+    std::int32_t index = 0;  // of Round::destinations
+  };
+
+  // Entries by peer: those of peer p are [begin[p], begin[p + 1]).
+  template <class Item>
+  struct ByPeer {
+    std::vector<std::int64_t> begin;
+    std::vector<Item> items;
+  };
+
+  Queues& queues(int phase) { return queues_[static_cast<std::size_t>(phase)]; }
+
+  void sort_copies(const Round& round, ByPeer<Copy>& copies) const;
+  void list_received(const Round& round);
+  bool advance_dispatch();
+  bool advance_combine();
+  bool take_dispatch_header(int source);
+  bool take_combine_header(int owner);
+  void write_token(int peer, std::int64_t number, std::byte* entry) const;
+  void land_token(int source, const std::byte* entry);
+  void land_own_tokens();
+  void write_expert_row(int origin, std::int64_t number, std::byte* entry) const;
+  void land_own_expert_rows();
+
+  const Setup& setup_;
+  const std::vector<WindowView>& windows_;
+  std::vector<Queues> queues_;  // by phase
+  std::unique_ptr<std::byte[]> landing_;
+  std::unique_ptr<std::byte[]> combine_landing_;
+  std::int64_t space_stride_ = 0;
+
+  Round* dispatching_ = nullptr;
+  std::vector<Lane>* lanes_ = nullptr;
+  std::uint64_t digest_ = 0;
+  std::int64_t agreed_ = kNotGiven;
+  int disagreeing_ = -1;
+  ByPeer<Copy> outgoing_;
+
+  const Round* combining_ = nullptr;
+  const CombineRequest* combine_request_ = nullptr;
+  Dtype wire_ = Dtype::kBf16;
+  int aborted_owner_ = -1;
+  ByPeer<Copy> incoming_;           // copies that come back, by owner
+  ByPeer<std::int32_t> to_origin_;  // received tokens to send back, by origin
+};
+
+}  // namespace tokenyard::engine::host
