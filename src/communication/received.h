@@ -13,6 +13,7 @@
 #include "communication/arguments.h"
 #include "communication/handle.h"
 #include "communication/received_rows.h"
+#include "engine/untouched_memory.h"
 #include "protocol/layout.h"
 
 namespace tokenyard::communication {
@@ -95,8 +96,8 @@ class Received {
   bool has_views_ = false;              // of the fill that is running
 
   struct ExpertBuffer {
-    std::unique_ptr<std::byte[]> rows;     // the planes of all experts' rows
-    std::unique_ptr<std::byte[]> combine;  // what the experts make of them
+    engine::UntouchedMemory rows;     // the planes of all experts' rows
+    engine::UntouchedMemory combine;  // what the experts make of them
   };
 
   std::vector<ExpertBuffer> expert_buffers_;  // one for every round in flight

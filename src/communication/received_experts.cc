@@ -2,8 +2,6 @@
 // Results by expert: the engine copies rows out of the window into memory that outlives them, the caller's or this
 // communication's own.
 #include <algorithm>
-#include <new>
-#include <string>
 
 #include "tokenyard/error.h"
 
@@ -12,15 +10,6 @@
 
 namespace tokenyard::communication {
 namespace {
-
-// Not touched before a row is written, so that memory of experts that stay idle costs nothing.
-std::unique_ptr<std::byte[]> untouched(std::int64_t bytes) {
-  try {
-    return std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kSystem, "no memory for " + std::to_string(bytes) + " bytes of expert rows");
-  }
-}
 
 void add_to(const TensorView& statistic, std::span<const std::int32_t> values) {
   if (!statistic.defined()) return;
@@ -44,7 +33,8 @@ void Received::make_expert_buffers() {
   const std::int64_t combine_row = std::int64_t{limits_.params.hidden_size} * size_of(limits_.params.dtype);
   combine_stride_ = protocol::align_up(combine_row, protocol::kRowAlignment);
   for (int i = 0; i < limits_.backend->info.contract.max_in_flight; ++i) {
-    expert_buffers_.push_back({untouched(rows_bytes), untouched(rows * combine_stride_)});
+    expert_buffers_.push_back(
+        {engine::make_untouched_memory(rows_bytes), engine::make_untouched_memory(rows * combine_stride_)});
   }
 }
 

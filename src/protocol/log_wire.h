@@ -44,7 +44,7 @@ inline constexpr float kLogRange = 32.0f;
 }
 
 static_assert(log_block_bytes(kLogBlock) == 168);
-static_assert(log_row_bytes(7168) == 56 * 168 && log_row_bytes(2880) == 22 * 168 + 8 + 80 && log_row_bytes(1) == 10);
+static_assert(log_row_bytes(7168) == 9408 && log_row_bytes(2880) == 3784 && log_row_bytes(1) == 10);
 
 // log2(1 + t) = k1 t + k2 t^2 + ..., within 1e-7 for 1 + t in [sqrt(1/2), sqrt(2)].
 struct Log2Terms {

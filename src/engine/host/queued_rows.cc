@@ -4,35 +4,22 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <new>
-#include <string>
 
 #include "engine/host/expert_output.h"
 #include "engine/host/word.h"
 #include "protocol/queue_entry.h"
 
 namespace tokenyard::engine::host {
-namespace {
-
-std::unique_ptr<std::byte[]> landing_memory(std::int64_t bytes) {
-  try {
-    return std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kSystem, "no memory for " + std::to_string(bytes) + " bytes of received rows");
-  }
-}
-
-}  // namespace
 
 QueuedRows::QueuedRows(const Setup& setup, const std::vector<WindowView>& windows) : setup_(setup), windows_(windows) {
   const protocol::WindowShape& shape = setup.layout.shape();
   for (int phase = 0; phase < 2; ++phase)
     queues_.emplace_back(setup, windows);
   space_stride_ = setup.layout.payload_bytes();
-  landing_ = landing_memory(shape.num_ranks * space_stride_);
+  landing_ = make_untouched_memory(shape.num_ranks * space_stride_);
   const auto ranks = static_cast<std::size_t>(shape.num_ranks);
   const auto copies = static_cast<std::size_t>(shape.max_tokens * std::min(shape.num_ranks, setup.params.top_k));
-  combine_landing_ = landing_memory(static_cast<std::int64_t>(copies) * setup.layout.combine_stride());
+  combine_landing_ = make_untouched_memory(static_cast<std::int64_t>(copies) * setup.layout.combine_stride());
   for (auto* list : {&outgoing_, &incoming_}) {
     list->begin.resize(ranks + 1);
     list->items.resize(copies);

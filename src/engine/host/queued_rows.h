@@ -15,6 +15,7 @@
 #include "engine/host/lane.h"
 #include "engine/host/queues.h"
 #include "engine/host/window_view.h"
+#include "engine/untouched_memory.h"
 
 namespace tokenyard::engine::host {
 
@@ -80,8 +81,8 @@ class QueuedRows {
   const Setup& setup_;
   const std::vector<WindowView>& windows_;
   std::vector<Queues> queues_;  // by phase
-  std::unique_ptr<std::byte[]> landing_;
-  std::unique_ptr<std::byte[]> combine_landing_;
+  UntouchedMemory landing_;
+  UntouchedMemory combine_landing_;
   std::int64_t space_stride_ = 0;
 
   Round* dispatching_ = nullptr;
