@@ -158,6 +158,22 @@ void print_line(const BackendInfo& backend, const BenchJob& job, const BenchResu
              gigabytes_per_second(result.crossed.combine_bytes, result.combine.median));
 }
 
+bool bench_one(const BackendInfo& backend, const BenchOptions& options, std::int64_t num_tokens) {
+  try {
+    const BenchJob job = job_of(options, backend, num_tokens);
+    const BenchResult result = measure(job, options.rank_kind);
+    if (options.json) {
+      print_json(backend, options, job, result);
+    } else {
+      print_line(backend, job, result);
+    }
+    return true;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "tokenyard: {}: {}\n", backend.name, error.what());
+    return false;
+  }
+}
+
 }  // namespace
 
 CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
@@ -214,18 +230,7 @@ int run_bench(const BenchOptions& options) {
   bool all_right = true;
   for (const BackendInfo* backend : chosen_backends(options.backends)) {
     for (const std::int64_t num_tokens : options.num_tokens) {
-      try {
-        const BenchJob job = job_of(options, *backend, num_tokens);
-        const BenchResult result = measure(job, options.rank_kind);
-        if (options.json) {
-          print_json(*backend, options, job, result);
-        } else {
-          print_line(*backend, job, result);
-        }
-      } catch (const std::exception& error) {
-        fmt::print(stderr, "tokenyard: {}: {}\n", backend->name, error.what());
-        all_right = false;
-      }
+      all_right = bench_one(*backend, options, num_tokens) && all_right;
       std::fflush(stdout);
     }
   }

@@ -65,6 +65,7 @@ class RowCopies {
     const std::vector<std::int32_t>& ids = job.ids[static_cast<std::size_t>(rank)];
     for (std::int64_t token = 0; token < job.shape.num_tokens; ++token) {
       std::vector<int> owners;
+      owners.reserve(static_cast<std::size_t>(job.shape.top_k));
       for (int slot = 0; slot < job.shape.top_k; ++slot)
         owners.push_back(bench_owner(job.shape, ids[static_cast<std::size_t>(token * job.shape.top_k + slot)]));
       std::ranges::sort(owners);
@@ -133,7 +134,7 @@ class BenchRank {
   [[nodiscard]] BenchVolume volume() const {
     BenchVolume volume;
     const std::int64_t sent = job_.cast == DispatchCast::kNone ? row_bytes_ : cast_bytes();
-    const std::int64_t routing = job_.shape.top_k * 8;
+    const std::int64_t routing = std::int64_t{job_.shape.top_k} * 8;
     for (int peer = 0; peer < job_.shape.num_ranks; ++peer) {
       if (peer == rank_) continue;
       volume.dispatch_bytes += rows_between(rank_, peer) * (sent + routing);

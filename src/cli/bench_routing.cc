@@ -64,7 +64,7 @@ float bench_total_factor(const std::vector<std::int32_t>& ids, int top_k, std::i
 std::string parse_bench_skew(const std::string& text, BenchShape& shape) {
   const std::size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
-  const std::string rest = colon == std::string::npos ? "" : text.substr(colon + 1);
+  std::string rest = colon == std::string::npos ? "" : text.substr(colon + 1);
   if (kind == "uniform" && rest.empty()) {
     shape.skew = BenchSkew::kUniform;
   } else if (kind == "one" && rest.empty()) {

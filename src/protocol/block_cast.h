@@ -30,7 +30,7 @@ static_assert(decode<F8e4m3>(F8e4m3::kLargestFinite) == kLargestF8e4m3);
   return {.values = n, .scales = bytes_per_scale * ceil_div(n, kCastBlock)};
 }
 
-static_assert(cast_row_bytes(DispatchCast::kFp8Block128, 7168).scales == 4 * 56);
+static_assert(cast_row_bytes(DispatchCast::kFp8Block128, 7168).scales == 224);
 static_assert(cast_row_bytes(DispatchCast::kFp8Block128Ue8m0, 2880).scales == 23);
 
 // The magnitude's fp32 bits, which order as magnitudes do; 0 for what does not count.
