@@ -3,8 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+#include <iterator>
 
 #include "tokenyard/tensor.h"
 
@@ -24,16 +24,8 @@ void for_each_received_row(const Route& route, const protocol::WindowLayout& lay
       visit(std::int64_t{0}, row);
     return;
   }
-  const int per_chunk = layout.shape().tokens_per_chunk;
-  for (std::size_t source = 0; source < round.rows_received.size(); ++source) {
-    if (round.rows_received[source] == 0) continue;
-    const std::uint64_t* masks = round.masks.data() + source * static_cast<std::size_t>(layout.max_chunks());
-    const std::int64_t chunks = protocol::num_chunks(round.tokens_of[source], per_chunk);
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (std::uint64_t mask = masks[chunk]; mask != 0; mask &= mask - 1) {
-        visit(static_cast<std::int64_t>(source), chunk * per_chunk + std::countr_zero(mask));
-      }
-    }
+  for (std::int64_t source = 0; source < std::ssize(round.rows_received); ++source) {
+    engine::ReceivedTokens(round, layout, source).visit_all([&](std::int64_t token) { visit(source, token); });
   }
 }
 

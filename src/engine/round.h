@@ -3,6 +3,7 @@
 // are sized once, so a round fills them without allocating.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -58,6 +59,38 @@ struct Round {
 
   // `top_k` 0: tokens go to every rank and ids are not looked at.
   void reserve(const protocol::WindowShape& shape, int top_k, int num_local_experts);
+};
+
+// The tokens of one source that have a row here, where sources have spaces of their own: chunks of them, so that
+// threads can share them out.
+class ReceivedTokens {
+ public:
+  ReceivedTokens(const Round& round, const protocol::WindowLayout& layout, std::int64_t source)
+      : masks_(round.masks.data() + source * layout.max_chunks()), per_chunk_(layout.shape().tokens_per_chunk) {
+    const auto at = static_cast<std::size_t>(source);
+    if (round.rows_received[at] > 0) num_chunks_ = protocol::num_chunks(round.tokens_of[at], per_chunk_);
+  }
+
+  [[nodiscard]] std::int64_t num_chunks() const { return num_chunks_; }
+
+  // Calls visit(token) in ascending order for chunks [begin, end).
+  template <class Visit>
+  void visit(std::int64_t begin, std::int64_t end, Visit&& visit) const {
+    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+      for (std::uint64_t mask = masks_[chunk]; mask != 0; mask &= mask - 1)
+        visit(chunk * per_chunk_ + std::countr_zero(mask));
+    }
+  }
+
+  template <class Visit>
+  void visit_all(Visit&& visit) const {
+    this->visit(0, num_chunks_, visit);
+  }
+
+ private:
+  const std::uint64_t* masks_;
+  int per_chunk_;
+  std::int64_t num_chunks_ = 0;
 };
 
 }  // namespace tokenyard::engine

@@ -2,7 +2,6 @@
 // Combine: expert output waits in its owner's window, and the origin of each token pulls and sums its rows.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -85,16 +84,10 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
     });
     return;
   }
-  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
-  const std::uint64_t* masks = round.masks.data() + at * static_cast<std::size_t>(setup_.layout.max_chunks());
-  const std::int64_t first_row = static_cast<std::int64_t>(source) * round.tokens_per_rank;
-  team_.run(protocol::num_chunks(round.tokens_of[at], per_chunk), [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-      for (std::uint64_t mask = masks[chunk]; mask != 0; mask &= mask - 1) {
-        const std::int64_t token = chunk * per_chunk + std::countr_zero(mask);
-        stage_row_at(request, first_row + token, base + token);
-      }
-    }
+  const ReceivedTokens tokens(round, setup_.layout, source);
+  const std::int64_t first_row = source * round.tokens_per_rank;
+  team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
+    tokens.visit(begin, end, [&](std::int64_t token) { stage_row_at(request, first_row + token, base + token); });
     flush_streams();
   });
 }
@@ -111,7 +104,7 @@ void HostEngine::stage_row_at(const CombineRequest& request, std::int64_t from_r
 }
 
 Status HostEngine::await_owners(const CombineTarget& target, const Round& round) {
-  if (queued_) return await_owners_through_queues(round);
+  if (queued_) return await_owners_through_queues();
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int owner = visited(i);
     const auto at = static_cast<std::size_t>(owner);

@@ -110,7 +110,9 @@ class HostEngine final : public Engine {
   template <class Open>
   Status drive_dispatch(const DispatchRequest& request, Round& round, Open&& open);
   Status combine_through_queues(const CombineRequest& request, const Round& round);
-  Status await_owners_through_queues(const Round& round);
+  template <class Open>
+  Status drive_combine(Open&& open);
+  Status await_owners_through_queues();
 
   // Expert major (host_expert_major.cc).
   // Called before the waits with -1 and after them with 1, leaves the time between in the round.
@@ -121,7 +123,7 @@ class HostEngine final : public Engine {
                        const Round& round,
                        std::int64_t source,
                        std::int64_t token) const;
-  void keep_weights(const DispatchRequest& request, Round& round, int source) const;
+  void keep_weights(const DispatchRequest& request, Round& round, std::int64_t source) const;
   Status give_weights(const CombineRequest& request, const Round& round);
   void stamp_weights(int owner, std::uint32_t epoch, protocol::HeaderStatus status);
   void abort_weights(const Round& round, std::uint32_t epoch);

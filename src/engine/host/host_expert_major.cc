@@ -3,7 +3,6 @@
 // rank), weighed and reduced here in the order of the token's picks.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include "engine/host/expert_output.h"
@@ -11,19 +10,8 @@
 #include "engine/host/rows.h"
 #include "engine/host/wire_rows.h"
 #include "engine/host/word.h"
-#include "protocol/owner.h"
 
 namespace tokenyard::engine::host {
-namespace {
-
-// The mask of each chunk of one source that has any token, with the chunk's first token.
-template <class Visit>
-void for_each_token(std::uint64_t mask, std::int64_t first, Visit&& visit) {
-  for (; mask != 0; mask &= mask - 1)
-    visit(first + std::countr_zero(mask));
-}
-
-}  // namespace
 
 void HostEngine::note_waits(Round& round, int sign) const {
   for (std::size_t peer = 0; peer < windows_.size(); ++peer) {
@@ -37,31 +25,21 @@ void HostEngine::expand(const DispatchRequest& request, Round& round) {
   ExpertRows& experts = round.experts;
   std::ranges::fill(experts.rows_per_expert, 0);
   std::ranges::fill(experts.routes_per_expert, 0);
-  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
-  const std::int64_t max_chunks = setup_.layout.max_chunks();
   const std::size_t ranks = windows_.size();
   for (std::size_t source = 0; source < ranks; ++source) {
+    const auto number = static_cast<std::int64_t>(source);
+    const ReceivedTokens tokens(round, setup_.layout, number);
     for (std::size_t expert = 0; expert < experts.rows_per_expert.size(); ++expert)
       experts.source_ranges[(expert * ranks + source) * 2] = static_cast<std::int32_t>(experts.rows_per_expert[expert]);
-    const std::int64_t chunks =
-        round.rows_received[source] > 0 ? protocol::num_chunks(round.tokens_of[source], per_chunk) : 0;
-    const std::uint64_t* masks = round.masks.data() + static_cast<std::int64_t>(source) * max_chunks;
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for_each_token(masks[chunk], chunk * per_chunk,
-                     [&](std::int64_t token) { note_picks(static_cast<std::int64_t>(source), token, round); });
-    }
+    tokens.visit_all([&](std::int64_t token) { note_picks(number, token, round); });
     for (std::size_t expert = 0; expert < experts.rows_per_expert.size(); ++expert) {
       std::int32_t* range = &experts.source_ranges[(expert * ranks + source) * 2];
       range[1] = static_cast<std::int32_t>(experts.rows_per_expert[expert]) - range[0];
     }
-    team_.run(chunks, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
-      for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-        for_each_token(masks[chunk], chunk * per_chunk, [&](std::int64_t token) {
-          copy_to_experts(request, round, static_cast<std::int64_t>(source), token);
-        });
-      }
+    team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
+      tokens.visit(begin, end, [&](std::int64_t token) { copy_to_experts(request, round, number, token); });
     });
-    if (experts.has_weights) keep_weights(request, round, static_cast<int>(source));
+    if (experts.has_weights) keep_weights(request, round, number);
   }
 }
 
@@ -111,16 +89,15 @@ void HostEngine::copy_to_experts(const DispatchRequest& request,
 }
 
 // Weights that came with dispatch stay until combine; their rows in the window do not.
-void HostEngine::keep_weights(const DispatchRequest& request, Round& round, int source) const {
+void HostEngine::keep_weights(const DispatchRequest& request, Round& round, std::int64_t source) const {
   const protocol::Plane& plane = round.planes.planes[protocol::kWeightsPlane];
   const std::byte* rows = round.rows + source * round.space_stride + plane.offset;
   const std::int64_t top_k = setup_.params.top_k;
   float* kept = round.experts.weights.data() + source * setup_.layout.shape().max_tokens * top_k;
-  if (round.rows_received[static_cast<std::size_t>(source)] == 0) return;
-  for (std::int64_t token = 0; token < round.tokens_of[static_cast<std::size_t>(source)]; ++token) {
+  ReceivedTokens(round, setup_.layout, source).visit_all([&](std::int64_t token) {
     cast_row(reinterpret_cast<std::byte*>(kept + token * top_k), Dtype::kF32, rows + token * plane.stride,
              request.weights_dtype, top_k);
-  }
+  });
 }
 
 // Weights that come with combine are pushed before it: every owner of a token needs them to reduce its rows.
@@ -167,16 +144,12 @@ Status HostEngine::take_weights(const Round& round, int source, const float*& we
 }
 
 void HostEngine::reduce_rows(const CombineRequest& request, const Round& round, int source, const float* weights) {
-  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
-  const std::uint64_t* masks = round.masks.data() + source * setup_.layout.max_chunks();
+  const ReceivedTokens tokens(round, setup_.layout, source);
   const std::int64_t base = source * setup_.layout.shape().max_tokens;
-  const std::int64_t chunks = protocol::num_chunks(round.tokens_of[static_cast<std::size_t>(source)], per_chunk);
-  team_.run(chunks, [&](std::int64_t begin, std::int64_t end, int thread) {
-    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-      for_each_token(masks[chunk], chunk * per_chunk, [&](std::int64_t token) {
-        reduce_row(request, round, {base + token, thread}, weights + token * setup_.params.top_k);
-      });
-    }
+  team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int thread) {
+    tokens.visit(begin, end, [&](std::int64_t token) {
+      reduce_row(request, round, {base + token, thread}, weights + token * setup_.params.top_k);
+    });
   });
 }
 

@@ -37,13 +37,10 @@ Status HostEngine::drive_dispatch(const DispatchRequest& request, Round& round, 
   return {};
 }
 
-Status HostEngine::combine_through_queues(const CombineRequest& request, const Round& round) {
-  for (int i = 0; i < setup_.num_ranks; ++i) {
-    const int source = visited(i);
-    if (round.rows_received[static_cast<std::size_t>(source)] > 0) write_combine_header(request, round, source);
-  }
-  queued_->begin_combine(request, wire_dtype(), round);
-  for (int peer = queued_->unsent(kCombinePhase); peer >= 0; peer = queued_->unsent(kCombinePhase)) {
+// The same for a combine, which an owner that gives up ends only for itself.
+template <class Open>
+Status HostEngine::drive_combine(Open&& open) {
+  for (int peer = open(); peer >= 0; peer = open()) {
     const Status status = watch_.wait(
         peer, [this] { return queued_->advance(); }, [] { return Status{}; });
     if (!status.ok()) return status;
@@ -51,14 +48,19 @@ Status HostEngine::combine_through_queues(const CombineRequest& request, const R
   return {};
 }
 
-Status HostEngine::await_owners_through_queues(const Round& /*round*/) {
-  for (int owner = queued_->unreceived(kCombinePhase); owner >= 0; owner = queued_->unreceived(kCombinePhase)) {
-    const Status status = watch_.wait(
-        owner, [this] { return queued_->advance(); }, [] { return Status{}; });
-    if (!status.ok()) return status;
+Status HostEngine::combine_through_queues(const CombineRequest& request, const Round& round) {
+  for (int i = 0; i < setup_.num_ranks; ++i) {
+    const int source = visited(i);
+    if (round.rows_received[static_cast<std::size_t>(source)] > 0) write_combine_header(request, round, source);
   }
+  queued_->begin_combine(request, wire_dtype(), round);
+  return drive_combine([this] { return queued_->unsent(kCombinePhase); });
+}
+
+Status HostEngine::await_owners_through_queues() {
+  const Status status = drive_combine([this] { return queued_->unreceived(kCombinePhase); });
   const int aborted = queued_->aborted_owner();
-  return aborted < 0 ? Status{} : watch_.make_status(StatusCode::kAborted, aborted);
+  return !status.ok() || aborted < 0 ? status : watch_.make_status(StatusCode::kAborted, aborted);
 }
 
 }  // namespace tokenyard::engine::host

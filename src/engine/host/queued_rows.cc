@@ -2,7 +2,6 @@
 #include "engine/host/queued_rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "engine/host/expert_output.h"
@@ -48,22 +47,25 @@ void QueuedRows::sort_copies(const Round& round, ByPeer<Copy>& copies) const {
 }
 
 void QueuedRows::list_received(const Round& round) {
-  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
-  const auto max_chunks = static_cast<std::size_t>(setup_.layout.max_chunks());
   std::int64_t next = 0;
   for (std::size_t source = 0; source < round.rows_received.size(); ++source) {
     to_origin_.begin[source] = next;
-    if (round.rows_received[source] == 0) continue;
-    const std::int64_t chunks = protocol::num_chunks(round.tokens_of[source], per_chunk);
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const auto line = source * max_chunks + static_cast<std::size_t>(chunk);
-      for (std::uint64_t mask = round.masks[line]; mask != 0; mask &= mask - 1) {
-        const std::int64_t token = chunk * per_chunk + std::countr_zero(mask);
-        to_origin_.items[static_cast<std::size_t>(next++)] = static_cast<std::int32_t>(token);
-      }
-    }
+    ReceivedTokens(round, setup_.layout, static_cast<std::int64_t>(source)).visit_all([&](std::int64_t token) {
+      to_origin_.items[static_cast<std::size_t>(next++)] = static_cast<std::int32_t>(token);
+    });
   }
   to_origin_.begin.back() = next;
+}
+
+// `row_of` says where a lane's row is.
+template <class RowOf>
+void QueuedRows::land(int source, std::int64_t token, RowOf&& row_of) {
+  std::byte* space = landing_.get() + source * space_stride_;
+  for (const Lane& lane : *lanes_)
+    copy_lane_row(space + lane.offset + token * lane.stride, row_of(lane), lane.row_bytes, false);
+  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
+  const auto line = static_cast<std::size_t>(source * setup_.layout.max_chunks() + token / per_chunk);
+  dispatching_->masks[line] |= std::uint64_t{1} << (token % per_chunk);
 }
 
 void QueuedRows::begin_dispatch(const DispatchRequest& request, std::vector<Lane>& lanes, Round& round) {
@@ -173,26 +175,14 @@ void QueuedRows::write_token(int peer, std::int64_t number, std::byte* entry) co
 void QueuedRows::land_token(int source, const std::byte* entry) {
   std::int64_t token = 0;
   std::memcpy(&token, entry, sizeof(token));
-  std::byte* space = landing_.get() + source * space_stride_;
-  for (const Lane& lane : *lanes_)
-    copy_lane_row(space + lane.offset + token * lane.stride, entry + lane.entry_offset, lane.row_bytes, false);
-  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
-  const auto line = static_cast<std::size_t>(source * setup_.layout.max_chunks() + token / per_chunk);
-  dispatching_->masks[line] |= std::uint64_t{1} << (token % per_chunk);
+  land(source, token, [entry](const Lane& lane) { return entry + lane.entry_offset; });
 }
 
 void QueuedRows::land_own_tokens() {
   const auto own = static_cast<std::size_t>(setup_.rank);
-  const int per_chunk = setup_.layout.shape().tokens_per_chunk;
-  std::byte* space = landing_.get() + setup_.rank * space_stride_;
   for (std::int64_t i = outgoing_.begin[own]; i < outgoing_.begin[own + 1]; ++i) {
     const std::int64_t token = outgoing_.items[static_cast<std::size_t>(i)].token;
-    for (const Lane& lane : *lanes_) {
-      copy_lane_row(space + lane.offset + token * lane.stride, lane.from + token * lane.from_stride, lane.row_bytes,
-                    false);
-    }
-    const auto line = static_cast<std::size_t>(setup_.rank * setup_.layout.max_chunks() + token / per_chunk);
-    dispatching_->masks[line] |= std::uint64_t{1} << (token % per_chunk);
+    land(setup_.rank, token, [token](const Lane& lane) { return lane.from + token * lane.from_stride; });
   }
 }
 

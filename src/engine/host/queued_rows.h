@@ -73,6 +73,8 @@ class QueuedRows {
   bool take_dispatch_header(int source);
   bool take_combine_header(int owner);
   void write_token(int peer, std::int64_t number, std::byte* entry) const;
+  template <class RowOf>
+  void land(int source, std::int64_t token, RowOf&& row_of);
   void land_token(int source, const std::byte* entry);
   void land_own_tokens();
   void write_expert_row(int origin, std::int64_t number, std::byte* entry) const;
