@@ -28,7 +28,7 @@ protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement pl
   std::int64_t row = protocol::align_up(value_bytes_per_token(params), protocol::kRowAlignment) +
                      protocol::align_up(scale_bytes_per_token(params), protocol::kRowAlignment) +
                      2 * protocol::kRowAlignment;
-  if (placement == protocol::Placement::kExpertMajor) {
+  if (protocol::by_expert(placement)) {
     // Of small rows a cast with its scales may take more than the rows themselves.
     const protocol::RowBytes cast = protocol::cast_row_bytes(DispatchCast::kFp8Block128, params.hidden_size);
     row = std::max(row, protocol::align_up(cast.values, protocol::kRowAlignment) +

@@ -4,6 +4,7 @@
 #include "tokenyard/error.h"
 
 #include "communication/arguments.h"
+#include "protocol/formats.h"
 
 namespace tokenyard::communication {
 namespace {
@@ -12,16 +13,8 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-bool is_float(Dtype dtype) {
-  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
-}
-
-bool expert_major(const Limits& limits) {
-  return limits.plan.spec.placement == protocol::Placement::kExpertMajor;
-}
-
 void check_hidden(const Limits& limits, const TensorView& rows, std::string_view what) {
-  if (!is_float(rows.dtype)) {
+  if (!protocol::is_wide_float(rows.dtype)) {
     refuse(std::string(what) + " is " + rows.describe() + "; its dtype must be bf16, f16 or f32");
   }
   const std::int64_t hidden = rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
@@ -62,16 +55,21 @@ void check_expert_output(const Limits& limits, const TensorView& rows, const Rou
   check_hidden(limits, rows, "expert_output");
 }
 
-void check_weights(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
-  if (!limits.backend->info.contract.returns_weights) {
-    refuse("`" + std::string(limits.backend->info.name) + "` brings no weights back; leave " + std::string(what) +
-           " out");
-  }
+void check_weight_rows(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
   if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
     refuse(std::string(what) + " is " + weights.describe() +
            "; it must be f32[rows, top_k = " + std::to_string(limits.params.top_k) + "]");
   }
   check_rows(weights, what, num_rows);
+}
+
+// Weights to bring back.
+void check_weights(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
+  if (!limits.backend->info.contract.returns_weights) {
+    refuse("`" + std::string(limits.backend->info.name) + "` brings no weights back; leave " + std::string(what) +
+           " out");
+  }
+  check_weight_rows(limits, weights, what, num_rows);
 }
 
 // Weights to weigh with: once, at dispatch or here.
@@ -84,18 +82,14 @@ void check_own_weights(const Limits& limits, const TensorView& weights, const Ro
     refuse("topk_weights were given neither at dispatch nor here; `" + std::string(limits.backend->info.name) +
            "` weighs expert output with them");
   }
-  if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
-    refuse("CombineInput::topk_weights is " + weights.describe() +
-           "; it must be f32[num_tokens, top_k = " + std::to_string(limits.params.top_k) + "]");
-  }
-  check_rows(weights, "CombineInput::topk_weights", route.round.num_tokens);
+  check_weight_rows(limits, weights, "CombineInput::topk_weights", route.round.num_tokens);
 }
 
 }  // namespace
 
 engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input, const Route& route) {
   check_expert_output(limits, input.expert_output, route);
-  if (expert_major(limits)) {
+  if (protocol::by_expert(limits.plan.spec.placement)) {
     check_own_weights(limits, input.topk_weights, route);
   } else if (input.topk_weights.defined()) {
     check_weights(limits, input.topk_weights, "CombineInput::topk_weights", input.expert_output.shape[0]);

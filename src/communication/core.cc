@@ -59,7 +59,7 @@ void Core::release_views(Route& route) {
 // A round whose result outlives the window's rows lasts until its combine is complete.
 bool Core::in_flight(const Route& route) const {
   if (route.views_open) return true;
-  return limits_.plan.spec.placement == protocol::Placement::kExpertMajor &&
+  return protocol::by_expert(limits_.plan.spec.placement) &&
          (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
           route.state == RouteState::kCombining);
 }

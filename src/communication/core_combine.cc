@@ -121,10 +121,9 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
 TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   require_usable();
   Route& route = route_of(handle);
-  const bool fits = size_of(dtype) == size_of(params().dtype) &&
-                    (dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32);
+  const bool fits = size_of(dtype) == size_of(params().dtype) && protocol::is_wide_float(dtype);
   if (route.state != RouteState::kReceived || !fits) return {};
-  if (limits_.plan.spec.placement == protocol::Placement::kExpertMajor) return received_->combine_buffer(route, dtype);
+  if (protocol::by_expert(limits_.plan.spec.placement)) return received_->combine_buffer(route, dtype);
   if (limits_.plan.spec.transport == protocol::Transport::kQueue || !holds_combine_section(route)) return {};
   const auto& tokens = route.round.tokens_of;
   const bool equal = std::ranges::adjacent_find(tokens, std::ranges::not_equal_to{}) == tokens.end();

@@ -31,10 +31,6 @@ bool is_one_byte(Dtype dtype) {
   return dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2 || dtype == Dtype::kU8;
 }
 
-bool is_weight(Dtype dtype) {
-  return dtype == Dtype::kF32 || dtype == Dtype::kBf16 || dtype == Dtype::kF16;
-}
-
 void add_payload(Route& route, int plane, const TensorView& tensor, std::string_view what) {
   if (!tensor.defined()) return;
   check_rows(tensor, what, route.request.num_tokens);
@@ -108,7 +104,7 @@ void check_routing(const Limits& limits, const DispatchInput& input, bool replay
   if (input.topk_ids.defined() && input.topk_ids.dtype != Dtype::kI32 && input.topk_ids.dtype != Dtype::kI64) {
     refuse("topk_ids is " + input.topk_ids.describe() + "; its dtype must be i32 or i64");
   }
-  if (input.topk_weights.defined() && !is_weight(input.topk_weights.dtype)) {
+  if (input.topk_weights.defined() && !protocol::is_wide_float(input.topk_weights.dtype)) {
     refuse("topk_weights is " + input.topk_weights.describe() + "; its dtype must be f32, bf16 or f16");
   }
   if (replay && (input.topk_ids.defined() || input.topk_weights.defined())) {
@@ -263,7 +259,7 @@ void set_blocks(const Limits& limits, Route& route) {
   if (limits.plan.spec.placement == protocol::Placement::kRankMajor) {
     route.num_blocks = limits.num_ranks;
     route.rows_per_block = route.request.tokens_per_rank;
-  } else if (limits.plan.spec.placement == protocol::Placement::kExpertMajor) {
+  } else if (protocol::by_expert(limits.plan.spec.placement)) {
     route.num_blocks = num_local_experts(limits.params, limits.rank, limits.num_ranks);
     route.rows_per_block = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
   }

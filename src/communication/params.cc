@@ -48,7 +48,7 @@ void validate(const MoeParams& params) {
     throw Error(ErrorCode::kInvalidArgument, "MoeParams::top_k is " + std::to_string(params.top_k) + "; at most " +
                                                  std::to_string(kMaxTopK) + " is supported");
   }
-  if (params.dtype != Dtype::kBf16 && params.dtype != Dtype::kF16 && params.dtype != Dtype::kF32) {
+  if (!protocol::is_wide_float(params.dtype)) {
     throw Error(ErrorCode::kInvalidArgument, "MoeParams::dtype is " + std::string(name(params.dtype)) +
                                                  "; it must be bf16, f16 or f32 (quantised rows are described by "
                                                  "dispatch_format)");

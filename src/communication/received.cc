@@ -67,7 +67,7 @@ Received::Received(const Limits& limits, const protocol::WindowLayout& layout, s
   last_row_.resize(static_cast<std::size_t>(num_experts_));
   const auto ranks = static_cast<std::size_t>(limits.num_ranks);
   stats_.resize(ranks * static_cast<std::size_t>(layout.shape().stats_entries));
-  if (limits.plan.spec.placement == protocol::Placement::kExpertMajor) make_expert_buffers();
+  if (protocol::by_expert(limits.plan.spec.placement)) make_expert_buffers();
   if (!own_copy(protocol::kIdsPlane)) return;
   const std::size_t picks =
       static_cast<std::size_t>(layout.combine_rows()) * static_cast<std::size_t>(limits.params.top_k);
@@ -77,8 +77,7 @@ Received::Received(const Limits& limits, const protocol::WindowLayout& layout, s
 }
 
 bool Received::own_copy(int plane) const {
-  return protocol::routed(limits_.plan.spec.placement) &&
-         limits_.plan.spec.placement != protocol::Placement::kExpertMajor &&
+  return protocol::routed(limits_.plan.spec.placement) && !protocol::by_expert(limits_.plan.spec.placement) &&
          (plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane);
 }
 
@@ -137,10 +136,7 @@ TensorView Received::place(
   if (into.defined()) return trimmed(into, kind, route.rows_per_block, rows);
   if (allocate && !views_only()) {
     const std::int64_t bytes = rows * bytes_of_row(kind);
-    auto* memory = static_cast<std::byte*>(bytes > 0 ? allocate(bytes, {}) : nullptr);
-    if (bytes > 0 && memory == nullptr) {
-      throw Error(ErrorCode::kSystem, "allocate_output gave no memory for " + std::to_string(bytes) + " bytes");
-    }
+    std::byte* memory = allocate_output(allocate, bytes);
     return shaped(kind, {memory, route.rows_per_block * bytes_of_row(kind), bytes_of_row(kind)}, route, rows);
   }
   has_views_ = true;
@@ -162,7 +158,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
     const TensorView into = wanted(options, plane);
     if (!into.defined()) continue;
     const bool routing = plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane;
-    const bool shown = limits_.plan.spec.placement != protocol::Placement::kExpertMajor || !routing;
+    const bool shown = !protocol::by_expert(limits_.plan.spec.placement) || !routing;
     if (!shown || route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
       throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is given and there is no such output");
     }
@@ -194,7 +190,7 @@ Received::Outcome Received::fill(Route& route,
                                  DispatchResult& result) {
   const std::int64_t rows = rows_shown(route, options);
   route.rows_shown = rows;
-  if (limits_.plan.spec.placement == protocol::Placement::kExpertMajor) return fill_experts(route, options, result);
+  if (protocol::by_expert(limits_.plan.spec.placement)) return fill_experts(route, options, result);
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
   for (int plane = 0; plane < num_planes && !blocked(); ++plane) {
     const TensorView into = wanted(options, plane);

@@ -4,12 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "tokenyard/communication.h"
 
+#include "communication/allocation.h"
 #include "communication/arguments.h"
 #include "communication/handle.h"
 #include "communication/received_rows.h"
@@ -17,8 +17,6 @@
 #include "protocol/layout.h"
 
 namespace tokenyard::communication {
-
-using Allocate = std::function<void*(std::int64_t bytes, Device device)>;
 
 class Received {
  public:

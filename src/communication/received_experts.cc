@@ -42,7 +42,7 @@ void Received::place_expert_rows(Route& route,
                                  const DispatchOptions& options,
                                  const Allocate& allocate,
                                  DispatchResult& result) {
-  if (limits_.plan.spec.placement != protocol::Placement::kExpertMajor) return;
+  if (!protocol::by_expert(limits_.plan.spec.placement)) return;
   check_into(route, options);
   const std::int64_t rows = route.num_blocks * route.rows_per_block;
   std::int64_t offset = 0;

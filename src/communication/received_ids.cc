@@ -106,7 +106,7 @@ void Received::fill_counts(const Route& route, const DispatchOptions& options, R
   counts.rows_per_expert.clear();
   counts.aligned_rows_per_expert.clear();
   if (!route.has_ids || !protocol::routed(limits_.plan.spec.placement)) return;
-  if (limits_.plan.spec.placement == protocol::Placement::kExpertMajor) {
+  if (protocol::by_expert(limits_.plan.spec.placement)) {
     counts.rows_per_expert.assign(round.experts.rows_per_expert.begin(), round.experts.rows_per_expert.end());
   } else {
     count_experts(route, counts);

@@ -18,7 +18,7 @@ void Round::reserve(const protocol::WindowShape& shape, int top_k, int num_local
   tokens_of.resize(ranks);
   if (!protocol::space_per_source(shape.placement)) return;
   masks.resize(ranks * static_cast<std::size_t>(protocol::num_chunks(shape.max_tokens, shape.tokens_per_chunk)));
-  if (shape.placement != protocol::Placement::kExpertMajor) return;
+  if (!protocol::by_expert(shape.placement)) return;
   const auto experts_here = static_cast<std::size_t>(num_local_experts);
   experts.picks.resize(ranks * tokens * static_cast<std::size_t>(top_k));
   experts.weights.resize(experts.picks.size());

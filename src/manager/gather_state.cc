@@ -8,6 +8,8 @@
 #include "tokenyard/error.h"
 
 #include "communication/agreement.h"
+#include "communication/allocation.h"
+#include "protocol/formats.h"
 #include "protocol/planes.h"
 
 namespace tokenyard::manager {
@@ -15,10 +17,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
-}
-
-bool is_float(Dtype dtype) {
-  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
 }
 
 std::int64_t largest(std::span<const std::int64_t> sizes) {
@@ -34,7 +32,7 @@ void require_rows(const TensorView& tensor, std::string_view what) {
 
 // Quantised rows say nothing of the width that their layer combines; the options do.
 RowKind GatherState::kind_of(const TensorView& hidden_states) const {
-  if (is_float(hidden_states.dtype)) return {hidden_states.shape[1], hidden_states.dtype};
+  if (protocol::is_wide_float(hidden_states.dtype)) return {hidden_states.shape[1], hidden_states.dtype};
   const MoeParams& params = rooms_.options().params;
   const std::int64_t room = std::int64_t{params.hidden_size} * size_of(params.dtype);
   if (hidden_states.row_bytes() <= room) return {params.hidden_size, params.dtype};
@@ -70,7 +68,7 @@ void GatherState::read_dispatch(const TensorView& hidden_states,
 
 void GatherState::read_combine(const TensorView& hidden_states, Call& call) {
   require_rows(hidden_states, "hidden_states");
-  if (!is_float(hidden_states.dtype)) {
+  if (!protocol::is_wide_float(hidden_states.dtype)) {
     refuse("hidden_states is " + hidden_states.describe() + "; combine sums bf16, f16 or f32");
   }
   call.kind = {hidden_states.shape[1], hidden_states.dtype};
@@ -165,10 +163,7 @@ TensorView GatherState::output_memory(Room& room, std::int64_t rows) {
   const auto& allocate = rooms_.options().communication.allocate_output;
   void* memory = nullptr;
   if (allocate) {
-    memory = bytes > 0 ? allocate(bytes, {}) : nullptr;
-    if (bytes > 0 && memory == nullptr) {
-      throw Error(ErrorCode::kSystem, "allocate_output gave no memory for " + std::to_string(bytes) + " bytes");
-    }
+    memory = communication::allocate_output(allocate, bytes);
   } else {
     room.output.resize((static_cast<std::size_t>(bytes) + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
     memory = room.output.data();

@@ -18,6 +18,16 @@ std::string shape_of(const Communication& made) {
          communication::joined(registry::backend_of(made.config()).fields(made.config()));
 }
 
+// The parts of params that requests give.
+template <class Sizes>
+MoeParams with_sizes(MoeParams params, const Sizes& sizes) {
+  params.max_tokens_per_rank = sizes.max_num_tokens;
+  params.top_k = sizes.top_k;
+  params.num_experts = sizes.num_experts;
+  params.hidden_size = sizes.hidden_size;
+  return params;
+}
+
 // Whether the window is there; growth that failed leaves none.
 bool has_window(const Communication& made) {
   try {
@@ -105,11 +115,7 @@ All2AllHandle State::get_handle(const HandleRequest& request) {
 }
 
 Wanted State::wanted_for(const InitializeRequest& request) const {
-  Wanted wanted{.params = options_.params, .config = config_};
-  wanted.params.max_tokens_per_rank = request.max_num_tokens;
-  wanted.params.top_k = request.top_k;
-  wanted.params.num_experts = request.num_experts;
-  wanted.params.hidden_size = request.hidden_size;
+  Wanted wanted{.params = with_sizes(options_.params, request), .config = config_};
   wanted.params.dispatch_format = request.dispatch_format;
   wanted.config = registry::backend_of(config_).with_extra_capacity(config_, request.extra_payload_bytes_per_token);
   return wanted;
@@ -168,11 +174,7 @@ Communication& State::get_communication(const CommunicationSizes& sizes) {
   require_scheme(Scheme::kBySizes, "get_communication(sizes)");
   const auto found = std::ranges::find(owned_, sizes, &Owned::sizes);
   if (found != owned_.end()) return found->entry->communication;
-  Wanted wanted{.params = options_.params, .config = config_};
-  wanted.params.max_tokens_per_rank = sizes.max_num_tokens;
-  wanted.params.top_k = sizes.top_k;
-  wanted.params.num_experts = sizes.num_experts;
-  wanted.params.hidden_size = sizes.hidden_size;
+  Wanted wanted{.params = with_sizes(options_.params, sizes), .config = config_};
   // Unused rows keep an id that no rank owns, unless the options name another one.
   if (options_.params.invalid_expert_id == MoeParams{}.invalid_expert_id) {
     wanted.params.invalid_expert_id = sizes.num_experts;

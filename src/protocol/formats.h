@@ -18,6 +18,11 @@ TOKENYARD_HD constexpr std::int64_t align_up(std::int64_t value, std::int64_t al
   return ceil_div(value, alignment) * alignment;
 }
 
+// The dtypes of rows that are not quantised, of expert output and of sums.
+TOKENYARD_HD constexpr bool is_wide_float(Dtype dtype) {
+  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
+}
+
 struct RowBytes {
   std::int64_t values = 0;
   std::int64_t scales = 0;

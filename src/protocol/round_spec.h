@@ -46,6 +46,11 @@ TOKENYARD_HD constexpr bool counts_first(Placement placement) {
   return placement == Placement::kEveryRank || placement == Placement::kCompact;
 }
 
+// The receiver copies rows out by expert, and weighs and reduces them before they go back.
+TOKENYARD_HD constexpr bool by_expert(Placement placement) {
+  return placement == Placement::kExpertMajor;
+}
+
 // Otherwise each source has a space of its own, where a token's index is its row.
 TOKENYARD_HD constexpr bool space_per_source(Placement placement) {
   return !counts_first(placement);

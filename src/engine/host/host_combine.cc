@@ -41,7 +41,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   const Status status = wait_combine_section(epoch);
   if (!status.ok()) return status;
   if (queued_) return combine_through_queues(request, round);
-  const bool weighs = setup_.spec.placement == protocol::Placement::kExpertMajor;
+  const bool weighs = protocol::by_expert(setup_.spec.placement);
   if (weighs) {
     if (const Status gave = give_weights(request, round); !gave.ok()) return gave;
   }

@@ -246,7 +246,7 @@ void HostEngine::send_token(const Round& round, std::int64_t token, int thread) 
 
 Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
   if (queued_) return receive_through_queues(request, round);
-  const bool expands = setup_.spec.placement == protocol::Placement::kExpertMajor;
+  const bool expands = protocol::by_expert(setup_.spec.placement);
   if (expands) note_waits(round, -1);
   if (!final_places()) {
     begin(Phase::kDispatch, round.epoch);

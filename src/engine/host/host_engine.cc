@@ -53,7 +53,7 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
   if (setup.spec.transport == protocol::Transport::kQueue) queued_.emplace(setup_, windows_);
   const auto hidden = static_cast<std::size_t>(setup.params.hidden_size);
   if (setup.spec.combine_wire == protocol::CombineWire::kLogarithmic) decoded_rows_.resize(threads * ranks * hidden);
-  if (setup.spec.placement == protocol::Placement::kExpertMajor) {
+  if (protocol::by_expert(setup.spec.placement)) {
     const protocol::RowBytes cast = protocol::cast_row_bytes(DispatchCast::kFp8Block128, setup.params.hidden_size);
     cast_stride_ = protocol::align_up(cast.values, protocol::kRowAlignment) +
                    protocol::align_up(cast.scales, protocol::kLineBytes);
@@ -205,7 +205,7 @@ void HostEngine::abort_combine(const Round& round) {
       per_slot(owed_epoch_, epoch, peer) = epoch;
     }
   }
-  if (setup_.spec.placement == protocol::Placement::kExpertMajor) abort_weights(round, epoch);
+  if (protocol::by_expert(setup_.spec.placement)) abort_weights(round, epoch);
   finish_combine(epoch);
 }
 

@@ -20,6 +20,7 @@
 #include "engine/host/rows-inl.h"
 #include "engine/host/sums-inl.h"
 #include "protocol/casts.h"
+#include "protocol/formats.h"
 
 HWY_BEFORE_NAMESPACE();
 
@@ -114,12 +115,7 @@ HWY_EXPORT(cast_any);
 HWY_EXPORT(sum_any);
 
 bool is_float(Dtype dtype) {
-  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32 || dtype == Dtype::kF8e4m3 ||
-         dtype == Dtype::kF8e5m2;
-}
-
-bool is_wide_float(Dtype dtype) {
-  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
+  return protocol::is_wide_float(dtype) || dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2;
 }
 
 [[noreturn]] void refuse(const char* what, Dtype from, Dtype to, const char* instead) {
@@ -157,7 +153,7 @@ void cast_row(std::byte* to, Dtype to_dtype, const std::byte* from, Dtype from_d
 }
 
 void sum_rows(const RowSum& sum) {
-  if (!is_float(sum.rows_dtype) || !is_wide_float(sum.output_dtype)) {
+  if (!is_float(sum.rows_dtype) || !protocol::is_wide_float(sum.output_dtype)) {
     refuse("a sum", sum.rows_dtype, sum.output_dtype, "rows are bf16, f16, f32 or fp8, outputs bf16, f16 or f32");
   }
   if (sum.n > 0) HWY_DYNAMIC_DISPATCH(sum_any)(sum);

@@ -128,10 +128,6 @@ HWY_EXPORT(encode_log_blocks);
 HWY_EXPORT(decode_log_blocks);
 HWY_EXPORT(weighted_sum_any);
 
-bool is_wide_float(Dtype dtype) {
-  return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
-}
-
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, what);
 }
@@ -139,7 +135,7 @@ bool is_wide_float(Dtype dtype) {
 }  // namespace
 
 void cast_row_to_fp8_blocks(const BlockCast& row) {
-  if (!is_wide_float(row.from_dtype)) {
+  if (!protocol::is_wide_float(row.from_dtype)) {
     refuse("a cast to blocks of fp8 from " + std::string(name(row.from_dtype)) +
            " is not defined; it takes bf16, f16 or f32");
   }
@@ -160,7 +156,7 @@ void decode_log_row(float* to, const std::byte* from, std::int64_t n) {
 }
 
 void weighted_sum_rows(const WeightedSum& sum) {
-  if (!is_wide_float(sum.rows_dtype) || !is_wide_float(sum.output_dtype)) {
+  if (!protocol::is_wide_float(sum.rows_dtype) || !protocol::is_wide_float(sum.output_dtype)) {
     refuse("a weighted sum from " + std::string(name(sum.rows_dtype)) + " to " + std::string(name(sum.output_dtype)) +
            " is not defined; rows and outputs are bf16, f16 or f32");
   }
