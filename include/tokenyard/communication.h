@@ -161,9 +161,10 @@ class Communication final {
   // The handle is used up unless the contract says kReplay. A combine that throws or returns kAborted ends the round.
   Status combine(Handle& handle, const CombineInput& input, const CombineOptions& options, TensorView& output);
 
-  // Window memory to write expert output into, in the shape that combine takes; combine then copies nothing. Not
-  // defined when there is none (another open handle holds it, dtype is not of this communication's width, or
-  // all_gather with unequal sizes): bring your own tensor. Valid until the handle's combine returns.
+  // Memory to write expert output into, in the shape that combine takes: of the window, so that combine copies nothing,
+  // or for low_latency ordinary memory. Not defined when there is none (Contract::gives_combine_input, another open
+  // handle holds it, dtype is not of this communication's width, or all_gather with unequal sizes): bring your own
+  // tensor. Valid until the handle's combine returns.
   [[nodiscard]] TensorView combine_input(const Handle& handle, Dtype dtype);
 
   // The sticky fault, or kOk. Never blocks.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <optional>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -15,7 +14,7 @@
 
 #include "cli/bench_rank.h"
 #include "cli/bench_statistics.h"
-#include "cli/run.h"
+#include "cli/common_options.h"
 #include "cli/safetensors.h"
 #include "engine/engine.h"
 
@@ -178,14 +177,8 @@ bool bench_one(const BackendInfo& backend, const BenchOptions& options, std::int
 
 CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
   CLI::App* command = program.add_subcommand("bench", "Measure dispatch and combine, beside memcpy of the same rows");
-  command->add_option("--backend", options.backends, "Names or aliases, or all")->delimiter(',')->capture_default_str();
-  command->add_option("--num-ranks", options.shape.num_ranks, "Ranks of the group")
-      ->check(CLI::Range(1, Group::kMaxRanks))
-      ->capture_default_str();
-  const std::map<std::string, RankKind> kinds{{"threads", RankKind::kThreads}, {"processes", RankKind::kProcesses}};
-  command->add_option("--rank-kind", options.rank_kind, "What a rank is")
-      ->transform(CLI::CheckedTransformer(kinds))
-      ->default_str("threads");
+  add_backend_option(*command, options.backends);
+  add_rank_options(*command, {options.shape.num_ranks, options.rank_kind, options.num_threads});
   command->add_option("--num-tokens", options.num_tokens, "Tokens of each rank; a list measures each")
       ->delimiter(',')
       ->check(CLI::PositiveNumber)
@@ -205,9 +198,6 @@ CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
       ->default_str("bf16");
   command->add_flag("--cast", options.cast, "Cast rows to fp8 on the way, where the backend can");
   command->add_option("--skew", options.skew, "uniform, zipf:A, one, or trace:FILE (a layer's tokens.safetensors)")
-      ->capture_default_str();
-  command->add_option("--num-threads", options.num_threads, "Threads per rank that copy and sum")
-      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_option("--num-rounds", options.num_rounds, "Rounds that count")
       ->check(CLI::Range(1, 100'000))

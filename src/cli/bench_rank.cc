@@ -14,23 +14,13 @@
 
 #include "tokenyard/error.h"
 
+#include "cli/rounds.h"
 #include "cli/row_access.h"
+#include "protocol/block_cast.h"
 #include "protocol/casts.h"
 
 namespace tokenyard::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::milliseconds kDeadline{60'000};
-
-void require_ok(const Status& status) {
-  if (!status.ok()) throw Error(ErrorCode::kPeerFailed, status.message(), status.fault.rank, status.fault.peer);
-}
-
-double microseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
 
 void pin_to_core(int rank) {
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -97,7 +87,7 @@ class BenchRank {
   BenchRank(const BenchJob& job, const Group& group)
       : job_(job),
         rank_(group.rank()),
-        communication_(create_communication(group, params_of(job), job.config, options_of(job))) {
+        communication_(create_communication(group, params_of(job), job.config, round_options(job.num_threads))) {
     const BenchShape& shape = job.shape;
     row_bytes_ = shape.hidden_size * size_of(job.dtype);
     hidden_.resize(static_cast<std::size_t>(shape.num_tokens * row_bytes_));
@@ -154,17 +144,11 @@ class BenchRank {
             .dtype = job.dtype};
   }
 
-  static CommunicationOptions options_of(const BenchJob& job) {
-    CommunicationOptions options;
-    options.deadline = options.first_round_deadline = kDeadline;
-    options.num_threads = job.num_threads;
-    return options;
-  }
-
   [[nodiscard]] const std::vector<std::int32_t>& own_ids() const { return job_.ids[static_cast<std::size_t>(rank_)]; }
 
   [[nodiscard]] std::int64_t cast_bytes() const {
-    return job_.shape.hidden_size + (job_.shape.hidden_size + 127) / 128 * 4;
+    const protocol::RowBytes row = protocol::cast_row_bytes(job_.cast, job_.shape.hidden_size);
+    return row.values + row.scales;
   }
 
   // Of `source`'s tokens that have an expert of `owner`.
@@ -180,17 +164,8 @@ class BenchRank {
     return rows;
   }
 
-  // Window memory where there is some, which keeps what the first round wrote.
-  TensorView expert_output() {
-    const TensorView window = communication_.combine_input(received_.handle, job_.dtype);
-    if (window.defined()) return window;
-    const TensorView& rows = received_.hidden_states;
-    const bool blocks = rows.num_dims == 3;
-    const std::int64_t count = blocks ? rows.shape[0] * rows.shape[1] : rows.shape[0];
-    own_expert_output_.resize(static_cast<std::size_t>(count * row_bytes_));
-    if (!blocks) return {own_expert_output_.data(), job_.dtype, {count, job_.shape.hidden_size}};
-    return {own_expert_output_.data(), job_.dtype, {rows.shape[0], rows.shape[1], job_.shape.hidden_size}};
-  }
+  // Memory that keeps what the first round wrote.
+  TensorView expert_output() { return expert_memory_.view(communication_, received_); }
 
   // Row by row in the order of (source, token): the layouts differ only in where a row stands.
   void run_experts() {
@@ -263,7 +238,8 @@ class BenchRank {
   int rank_;
   Communication communication_;
   std::int64_t row_bytes_ = 0;
-  std::vector<std::byte> hidden_, output_, own_expert_output_;
+  std::vector<std::byte> hidden_, output_;
+  ExpertMemory expert_memory_;
   std::vector<float> weights_;
   DispatchInput input_;
   DispatchOptions dispatch_options_;

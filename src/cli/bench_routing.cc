@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "protocol/owner.h"
+
 namespace tokenyard::cli {
 namespace {
 
@@ -48,10 +50,7 @@ std::vector<std::int32_t> bench_ids(const BenchShape& shape, int rank) {
 }
 
 int bench_owner(const BenchShape& shape, int expert) {
-  const int small = shape.num_experts / shape.num_ranks;
-  const int larger = shape.num_experts % shape.num_ranks;
-  const int boundary = larger * (small + 1);
-  return expert < boundary ? expert / (small + 1) : larger + (expert - boundary) / small;
+  return protocol::owner_of(shape.num_experts, shape.num_ranks, expert);
 }
 
 float bench_total_factor(const std::vector<std::int32_t>& ids, int top_k, std::int64_t token) {

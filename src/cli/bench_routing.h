@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the bench sends: the same tokens, picks and expert outputs for Tokenyard and for its peers, made from a seed.
 // Everything is a formula, so every rank can work out every answer, and all values are small whole numbers, so that
-// sums are exact in every dtype. Only the standard library is used: peers compile this file too. Thread rule: pure
-// functions.
+// sums are exact in every dtype. Nothing is linked but the standard library: peers compile this file too. Thread rule:
+// pure functions.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct BenchShape {
 // [num_tokens, top_k] of a rank, without repeats in a token. Not for kTrace.
 [[nodiscard]] std::vector<std::int32_t> bench_ids(const BenchShape& shape, int rank);
 
-// The owner rule of the library: contiguous blocks, the first ranks hold one more.
+// The rank that owns an expert, by the rule of the library.
 [[nodiscard]] int bench_owner(const BenchShape& shape, int expert);
 
 // -1, 0 or 1.

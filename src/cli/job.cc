@@ -2,10 +2,6 @@
 #include "cli/job.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <functional>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -13,14 +9,10 @@
 #include "tokenyard/error.h"
 
 #include "cli/fp8_rows.h"
+#include "cli/rounds.h"
 
 namespace tokenyard::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Ranks compute while others wait in a group's barrier, not in an operation, so operations need little time.
-constexpr std::chrono::milliseconds kDeadline{60'000};
 
 // A backend that casts rows on their way takes them as bf16.
 MoeParams params_of(const Contract& contract,
@@ -36,22 +28,6 @@ MoeParams params_of(const Contract& contract,
           .dispatch_format = fp8 ? DispatchFormat::kFp8Block128 : DispatchFormat::kNone};
 }
 
-CommunicationOptions communication_options(const JobOptions& options) {
-  CommunicationOptions result;
-  result.deadline = kDeadline;
-  result.first_round_deadline = kDeadline;
-  result.num_threads = options.num_threads;
-  return result;
-}
-
-void require_ok(const Status& status) {
-  if (!status.ok()) throw Error(ErrorCode::kPeerFailed, status.message(), status.fault.rank, status.fault.peer);
-}
-
-double microseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
 // One rank's part of a job. Members are reused from round to round.
 class RankJob {
  public:
@@ -62,10 +38,10 @@ class RankJob {
           const Group& group)
       : group_(group),
         contract_(backend.contract),
-        hidden_size_(params.hidden_size),
         first_expert_(first_local_expert(params, group.rank(), group.num_ranks())),
         experts_(layer, first_expert_, num_local_experts(params, group.rank(), group.num_ranks())),
-        communication_(create_communication(group, params, backend.default_config, communication_options(options))) {}
+        communication_(
+            create_communication(group, params, backend.default_config, round_options(options.num_threads))) {}
 
   void set_tokens(const MoeLayer& layer, TokenRange tokens, DispatchDtype dtype) {
     const TensorView rows = layer.hidden_states().rows(tokens.first, tokens.count);
@@ -92,7 +68,7 @@ class RankJob {
     // Where ranks outnumber cores, a rank that computes would take the core of one that has yet to dispatch.
     group_.barrier();
     start = Clock::now();
-    const TensorView expert_output = expert_output_view();
+    const TensorView expert_output = expert_memory_.view(communication_, received_);
     experts_.compute({.hidden_states = received_.hidden_states,
                       .hidden_states_scale = received_.hidden_states_scale,
                       .topk_ids = received_.topk_ids,
@@ -114,21 +90,8 @@ class RankJob {
   void finish() { require_ok(communication_.destroy()); }
 
  private:
-  // The window's own memory where there is some, else memory of the same shape.
-  TensorView expert_output_view() {
-    const TensorView window = communication_.combine_input(received_.handle, Dtype::kBf16);
-    if (window.defined()) return window;
-    const auto num_dims = static_cast<std::size_t>(received_.hidden_states.num_dims);
-    std::array<std::int64_t, kMaxDims> shape = received_.hidden_states.shape;
-    shape[num_dims - 1] = hidden_size_;
-    const auto elements = std::accumulate(shape.begin(), shape.begin() + num_dims, std::int64_t{1}, std::multiplies{});
-    own_expert_output_.resize(static_cast<std::size_t>(elements));
-    return {own_expert_output_.data(), Dtype::kBf16, std::span<const std::int64_t>(shape.data(), num_dims)};
-  }
-
   const Group& group_;
   const Contract& contract_;
-  int hidden_size_;
   int first_expert_;
   LocalExperts experts_;
   Communication communication_;
@@ -136,7 +99,7 @@ class RankJob {
   DispatchInput input_;
   DispatchOptions options_;
   DispatchResult received_;
-  std::vector<std::uint16_t> own_expert_output_;
+  ExpertMemory expert_memory_;
 };
 
 double median(std::vector<double> values) {

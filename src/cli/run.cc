@@ -15,6 +15,7 @@
 
 #include "tokenyard/error.h"
 
+#include "cli/common_options.h"
 #include "cli/safetensors.h"
 #include "engine/engine.h"
 
@@ -23,7 +24,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kAllBackends = "all";
 constexpr const char* kLayerName = "tiny_moe";
 
 // The layer beside an installed program, else that of the source tree it was built from.
@@ -124,31 +124,11 @@ void write_output(const std::filesystem::path& path, const MoeLayer& layer, JobR
 
 }  // namespace
 
-std::vector<const BackendInfo*> chosen_backends(const std::vector<std::string>& names) {
-  std::vector<const BackendInfo*> result;
-  for (const std::string& name : names) {
-    if (name != kAllBackends) {
-      result.push_back(&find_backend(name));
-      continue;
-    }
-    for (const BackendInfo& backend : backends()) {
-      if (backend.moves_tokens) result.push_back(&backend);
-    }
-  }
-  return result;
-}
-
 CLI::App* add_run_command(CLI::App& program, RunOptions& options) {
   CLI::App* command =
       program.add_subcommand("run", "Send a layer's tokens to its experts and back, and check the sums");
-  command->add_option("--backend", options.backends, "Names or aliases, or all")->delimiter(',')->capture_default_str();
-  command->add_option("--num-ranks", options.job.num_ranks, "Ranks of the group")
-      ->check(CLI::Range(1, Group::kMaxRanks))
-      ->capture_default_str();
-  const std::map<std::string, RankKind> kinds{{"threads", RankKind::kThreads}, {"processes", RankKind::kProcesses}};
-  command->add_option("--rank-kind", options.job.rank_kind, "What a rank is")
-      ->transform(CLI::CheckedTransformer(kinds))
-      ->default_str("threads");
+  add_backend_option(*command, options.backends);
+  add_rank_options(*command, {options.job.num_ranks, options.job.rank_kind, options.job.num_threads});
   command->add_option("--layer", options.layer,
                       "Folder with tokens, experts and expected .safetensors; default: tiny_moe");
   const std::map<std::string, DispatchDtype> dtypes{{"bf16", DispatchDtype::kBf16}, {"fp8", DispatchDtype::kFp8}};
@@ -157,9 +137,6 @@ CLI::App* add_run_command(CLI::App& program, RunOptions& options) {
       ->default_str("bf16");
   command->add_option("--num-tokens", options.job.max_tokens_per_rank, "Tokens of its share that a rank sends at most")
       ->check(CLI::PositiveNumber);
-  command->add_option("--num-threads", options.job.num_threads, "Threads per rank that copy and sum")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
   command->add_option("--num-rounds", options.job.num_rounds, "Rounds, of which the median is shown")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

@@ -22,9 +22,6 @@ struct RunOptions {
   bool json = false;
 };
 
-// By names and aliases; `all` is every backend that moves tokens.
-[[nodiscard]] std::vector<const BackendInfo*> chosen_backends(const std::vector<std::string>& names);
-
 CLI::App* add_run_command(CLI::App& program, RunOptions& options);
 
 // Returns the exit status: 0 when every backend gave the expected output.

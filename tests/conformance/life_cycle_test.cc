@@ -97,6 +97,41 @@ TEST_P(LifeCycle, HandlesMayDieUnused) {
   }));
 }
 
+// Between the halves of a dispatch: neither headers nor rows were read. Nobody waits for them later.
+TEST_P(LifeCycle, HandlesMayDieBetweenTheHalvesOfADispatch) {
+  const WorldSpec spec = all_to_all_spec(kRanks, 2);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    DispatchResult result;
+    for (int round = 0; round < 6; ++round) {
+      const RankTensors tensors(world, group.rank(), false);
+      check_ok(communication.get<SplitPhases>()->dispatch_send(tensors.input(), {}, result), "dispatch_send");
+      result.handle = Handle();
+      if (round % 2 == 0) play_round(communication, world, {}, result);
+    }
+    play_round(communication, world, {}, result);
+  }));
+}
+
+// Between the halves of a combine: the owners of the rows may use their memory again.
+TEST_P(LifeCycle, HandlesMayDieBetweenTheHalvesOfACombine) {
+  const WorldSpec spec = all_to_all_spec(kRanks, 2);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    DispatchResult result;
+    for (int round = 0; round < 6; ++round) {
+      dispatch_and_check(communication, world, {}, result);
+      Tensor rows(Dtype::kBf16, {num_flat_rows(result.hidden_states), spec.params.hidden_size});
+      check_ok(communication.get<SplitPhases>()->combine_send(result.handle, {.expert_output = rows.view()}, {}),
+               "combine_send");
+      result.handle = Handle();
+    }
+    play_round(communication, world, {}, result);
+  }));
+}
+
 // One dispatch more than may be open is an error and not corruption.
 TEST_P(LifeCycle, TooManyOpenOperationsAreRefused) {
   const WorldSpec spec = all_to_all_spec(2);

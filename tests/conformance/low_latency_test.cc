@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only low_latency promises: the casts on the way, the logarithmic wire, receive statistics, weights given once,
-// and rounds in halves whose handles may die at any time.
+// What only low_latency promises: the casts on the way, the logarithmic wire, receive statistics, weights given once.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -199,47 +198,6 @@ TEST(WeightsOfLowLatency, AreGivenOnce) {
     }
   }));
 }
-
-class HandleDies : public ::testing::TestWithParam<std::string_view> {};
-
-// Between the halves of a dispatch: neither headers nor rows were read. Nobody waits for them later.
-TEST_P(HandleDies, BetweenTheHalvesOfADispatch) {
-  const WorldSpec spec = all_to_all_spec(kRanks, 2);
-  const World world = make_world(spec);
-  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    Communication communication = communication_for(group, GetParam(), spec);
-    DispatchResult result;
-    for (int round = 0; round < 6; ++round) {
-      const RankTensors tensors(world, group.rank(), false);
-      check_ok(communication.get<SplitPhases>()->dispatch_send(tensors.input(), {}, result), "dispatch_send");
-      result.handle = Handle();
-      if (round % 2 == 0) play_round(communication, world, {}, result);
-    }
-    play_round(communication, world, {}, result);
-  }));
-}
-
-// Between the halves of a combine: the owners of the rows may use their memory again.
-TEST_P(HandleDies, BetweenTheHalvesOfACombine) {
-  const WorldSpec spec = all_to_all_spec(kRanks, 2);
-  const World world = make_world(spec);
-  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    Communication communication = communication_for(group, GetParam(), spec);
-    DispatchResult result;
-    for (int round = 0; round < 6; ++round) {
-      dispatch_and_check(communication, world, {}, result);
-      Tensor rows(Dtype::kBf16, {num_flat_rows(result.hidden_states), spec.params.hidden_size});
-      check_ok(communication.get<SplitPhases>()->combine_send(result.handle, {.expert_output = rows.view()}, {}),
-               "combine_send");
-      result.handle = Handle();
-    }
-    play_round(communication, world, {}, result);
-  }));
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, HandleDies, ::testing::ValuesIn(kMovingBackends), [](const auto& backend) {
-  return std::string(backend.param);
-});
 
 }  // namespace
 }  // namespace tokenyard::support
