@@ -228,7 +228,7 @@ std::int64_t Exchange::count_wrong() const {
 std::int64_t Exchange::dispatch_bytes() const {
   const std::int64_t rows =
       std::reduce(send_counts_.begin(), send_counts_.end()) - send_counts_[static_cast<std::size_t>(rank_)];
-  return rows * (shape_.hidden_size * 2 + shape_.top_k * 8);
+  return rows * (shape_.hidden_size * 2 + std::int64_t{shape_.top_k} * 8);
 }
 
 std::int64_t Exchange::combine_bytes() const {

@@ -2,6 +2,7 @@
 // bench_openmpi: rounds of the exchange in alltoallv.h, with the options and the JSON line of `tokenyard bench`.
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdio>
 #include <map>
 #include <stdexcept>
@@ -95,42 +96,47 @@ int run(Options& options) {
     throw std::invalid_argument("a trace is not taken; uniform, zipf:A and one are");
   }
   std::vector<std::vector<std::int32_t>> ids;
+  ids.reserve(static_cast<std::size_t>(options.shape.num_ranks));
   for (int each = 0; each < options.shape.num_ranks; ++each)
     ids.push_back(cli::bench_ids(options.shape, each));
   Exchange exchange(options.shape, rank, ids, options.layout);
   const Times times = measure(options, exchange);
-  long long bytes[2] = {exchange.dispatch_bytes(), exchange.combine_bytes()};
-  MPI_Allreduce(MPI_IN_PLACE, bytes, 2, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
+  std::array<long long, 2> bytes{exchange.dispatch_bytes(), exchange.combine_bytes()};
+  MPI_Allreduce(MPI_IN_PLACE, bytes.data(), 2, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
   if (rank == 0) print_json(options, times, bytes[0], bytes[1]);
   return 0;
+}
+
+void add_options(CLI::App& program, Options& options) {
+  program.add_option("--num-tokens", options.shape.num_tokens, "Tokens of each rank")->check(CLI::PositiveNumber);
+  program.add_option("--hidden-size", options.shape.hidden_size, "Elements of a row")->check(CLI::PositiveNumber);
+  program.add_option("--num-experts", options.shape.num_experts, "Experts of all ranks")->check(CLI::PositiveNumber);
+  program.add_option("--top-k", options.shape.top_k, "Experts of a token")->check(CLI::Range(1, 64));
+  const std::map<std::string, ReceivedLayout> layouts{{"compact", ReceivedLayout::kCompact},
+                                                      {"expert_major", ReceivedLayout::kExpertMajor}};
+  program.add_option("--layout", options.layout, "Of received rows")->transform(CLI::CheckedTransformer(layouts));
+  program.add_option("--skew", options.skew, "uniform, zipf:A or one");
+  program.add_option("--seed", options.shape.seed, "Of the routing");
+  program.add_option("--num-rounds", options.num_rounds, "Rounds that count")->check(CLI::Range(1, 100'000));
+  program.add_option("--warmup", options.warmup, "Rounds before them")->check(CLI::Range(1, 100'000));
 }
 
 }  // namespace
 }  // namespace tokenyard::bench
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  CLI::App program("Dispatch and combine with MPI_Alltoallv; start it with mpirun", "bench_openmpi");
-  tokenyard::bench::Options options;
-  program.add_option("--num-tokens", options.shape.num_tokens, "Tokens of each rank")->check(CLI::PositiveNumber);
-  program.add_option("--hidden-size", options.shape.hidden_size, "Elements of a row")->check(CLI::PositiveNumber);
-  program.add_option("--num-experts", options.shape.num_experts, "Experts of all ranks")->check(CLI::PositiveNumber);
-  program.add_option("--top-k", options.shape.top_k, "Experts of a token")->check(CLI::Range(1, 64));
-  const std::map<std::string, tokenyard::bench::ReceivedLayout> layouts{
-      {"compact", tokenyard::bench::ReceivedLayout::kCompact},
-      {"expert_major", tokenyard::bench::ReceivedLayout::kExpertMajor}};
-  program.add_option("--layout", options.layout, "Of received rows")->transform(CLI::CheckedTransformer(layouts));
-  program.add_option("--skew", options.skew, "uniform, zipf:A or one");
-  program.add_option("--seed", options.shape.seed, "Of the routing");
-  program.add_option("--num-rounds", options.num_rounds, "Rounds that count")->check(CLI::Range(1, 100'000));
-  program.add_option("--warmup", options.warmup, "Rounds before them")->check(CLI::Range(1, 100'000));
   try {
-    program.parse(argc, argv);
-    const int status = tokenyard::bench::run(options);
-    MPI_Finalize();
-    return status;
-  } catch (const CLI::ParseError& error) {
-    const int status = program.exit(error);
+    MPI_Init(&argc, &argv);
+    CLI::App program("Dispatch and combine with MPI_Alltoallv; start it with mpirun", "bench_openmpi");
+    tokenyard::bench::Options options;
+    tokenyard::bench::add_options(program, options);
+    int status = 0;
+    try {
+      program.parse(argc, argv);
+      status = tokenyard::bench::run(options);
+    } catch (const CLI::ParseError& error) {
+      status = program.exit(error);
+    }
     MPI_Finalize();
     return status;
   } catch (const std::exception& error) {

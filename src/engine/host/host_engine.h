@@ -67,7 +67,7 @@ class HostEngine final : public Engine {
 
   // What this rank notes about a peer for the operations that use one slot.
   [[nodiscard]] std::uint32_t& per_slot(std::vector<std::uint32_t>& notes, std::uint32_t epoch, int peer) const {
-    return notes[static_cast<std::size_t>(slot(epoch) * setup_.num_ranks + peer)];
+    return notes[static_cast<std::size_t>(slot(epoch)) * windows_.size() + static_cast<std::size_t>(peer)];
   }
 
   // Dispatch (host_dispatch.cc).

@@ -169,7 +169,7 @@ void HostEngine::reduce_row(const CombineRequest& request,
   }
   const bool logarithmic = setup_.spec.combine_wire == protocol::CombineWire::kLogarithmic;
   const std::int64_t hidden = setup_.params.hidden_size;
-  float* sum = logarithmic ? decoded_rows_.data() + at_work.thread * setup_.num_ranks * hidden : nullptr;
+  float* sum = logarithmic ? decoded_rows_.data() + std::int64_t{at_work.thread} * setup_.num_ranks * hidden : nullptr;
   std::byte* to = own().combine_row(at_work.row, slot(round.combine_epoch));
   weighted_sum_rows({.rows = {rows.data(), count},
                      .rows_dtype = request.expert_output.dtype,
