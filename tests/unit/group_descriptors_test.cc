@@ -12,6 +12,7 @@
 #include "tokenyard/group.h"
 
 #include "fabric/host/descriptor_exchange.h"
+#include "support/errors.h"
 #include "system/segment.h"
 #include "unit/group_helpers.h"
 
@@ -107,9 +108,7 @@ TEST(GroupDescriptors, OneRanksFailureIsEverybodysWithItsReason) {
 // A rank that answers the gather and then dies must not cost the others their deadline.
 TEST(GroupDescriptors, ADeathInTheMiddleIsNamed) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP()
-      << "with no descriptor left, the undefined-behaviour sanitizer built with this one takes the error that is "
-         "thrown for no object: it opens a pipe to look at it";
+  GTEST_SKIP() << support::kSanitizerNeedsDescriptors;
 #endif
   const std::string name = unique_name("unit");
   std::vector<Child> children;
