@@ -81,6 +81,12 @@ struct AllGatherConfig {
 // What `DeepEPHTAll2AllManager` does: compact rows, cached handles.
 struct HighThroughputConfig {
   int max_num_sms = 20;  // cap of set_num_sms
+  // Bytes of the window; 0: sized by MoeParams. With a budget, MoeParams may be left as they are: each call brings its
+  // own num_experts, and its tensors the rest (docs/design/0003-byte-budget.md). Looked at are only `dtype`, in which
+  // rows of combine cross when dispatch had quantised ones, `invalid_expert_id`, and `num_experts`, for calls that say
+  // none. A call with more tokens than the window has room for goes through it in sub-rounds, with the same result.
+  std::int64_t buffer_bytes = 0;
+  bool intra_host_only = false;  // creation refuses groups with ranks on several hosts
 };
 
 // What `DeepEPLLAll2AllManager` does: expert-major rows, cast on the way, weighted by combine.
@@ -141,7 +147,8 @@ struct BackendInfo {
 // Whether the backend works on this machine. No collective work.
 [[nodiscard]] Support probe(const BackendInfo& backend);
 
-// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does.
+// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does, and where a byte
+// budget is too small for any call.
 [[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
 // Bytes of the largest dispatch output (all payloads) of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);

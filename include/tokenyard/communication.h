@@ -10,7 +10,8 @@
 // separately, then come biases, then one rounding to the output's dtype. So results are bitwise repeatable.
 //
 // Thread rule: one thread at a time per communication, its handles and results. Different communications, also of
-// one group, are independent. A round allocates nothing and makes no system call besides waiting.
+// one group, are independent. A round allocates nothing and makes no system call besides waiting; with a byte budget
+// only once no call is larger than those before.
 #pragma once
 
 #include <chrono>
@@ -63,7 +64,9 @@ struct Layout {                                         // of `RouteQuery::layou
 
 // Interfaces that only some backends have; `Communication::get` returns null for the others.
 
-// The two halves of each phase. The send half returns when this rank's input may be reused.
+// The two halves of each phase. The send half returns when this rank's input may be reused. With a byte budget and more
+// than one sub-round, dispatch_send does all of the exchange, and combine_send is kUnsupported on every rank: combine
+// such a handle with Communication::combine.
 class SplitPhases final {
  public:
   Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
@@ -83,7 +86,8 @@ class SplitPhases final {
 // What a dispatch of these ids would send where. Local, no communication.
 class RouteQuery final {
  public:
-  Layout layout(const TensorView& topk_ids);
+  // `num_experts` as in DispatchOptions.
+  Layout layout(const TensorView& topk_ids, int num_experts = 0);
 
  private:
   friend class communication::Core;
@@ -129,7 +133,7 @@ class Growth final {
   communication::Core* core_;
 };
 
-// Waiting as this rank has seen it; names the straggler before it is a fault.
+// Waiting as this rank has seen it; names the straggler before it is a fault. With a byte budget each sub-round counts.
 struct PeerStatistics {
   std::vector<std::chrono::nanoseconds> waited;  // [num_ranks], since creation
   std::int64_t num_dispatches = 0;
@@ -163,8 +167,8 @@ class Communication final {
 
   // Memory to write expert output into, in the shape that combine takes: of the window, so that combine copies nothing,
   // or for low_latency ordinary memory. Not defined when there is none (Contract::gives_combine_input, another open
-  // handle holds it, dtype is not of this communication's width, or all_gather with unequal sizes): bring your own
-  // tensor. Valid until the handle's combine returns.
+  // handle holds it, dtype is not of this communication's width, all_gather with unequal sizes, or, with a byte budget,
+  // several sub-rounds or rows of u8): bring your own tensor. Valid until the handle's combine returns.
   [[nodiscard]] TensorView combine_input(const Handle& handle, Dtype dtype);
 
   // The sticky fault, or kOk. Never blocks.

@@ -59,6 +59,9 @@ struct DispatchOptions {
   // high_throughput: fixed number of result rows; the tail has ids -1 and weights 0. Rows beyond are dropped, counted
   // here and at their origins.
   std::optional<std::int64_t> num_worst_tokens{};
+  // high_throughput with HighThroughputConfig::buffer_bytes: the experts that topk_ids count, equal on all ranks; 0:
+  // MoeParams::num_experts, or the replayed handle's. Otherwise 0 or MoeParams::num_experts.
+  int num_experts = 0;
   int expert_alignment = 1;                 // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
   int num_sms = 0;                          // 0: the library chooses; the host engine has none to spend
   DispatchCast cast = DispatchCast::kNone;  // low_latency; equal on all ranks

@@ -11,6 +11,7 @@
 #include "tokenyard/error.h"
 
 #include "backends/registry.h"
+#include "communication/byte_budget.h"
 #include "communication/core.h"
 #include "fabric/window.h"
 
@@ -27,12 +28,16 @@ std::vector<BackendInfo> collect() {
 // Names of the seed pages' base classes, which users may try.
 constexpr std::array<std::string_view, 2> kBaseClasses{"All2AllManagerBase", "DeepEPAll2AllManagerBase"};
 
-communication::Plan plan_of(const MoeParams& params, const BackendConfig& config, int num_ranks) {
-  validate(params);
+void check_num_ranks(int num_ranks) {
   if (num_ranks < 1 || num_ranks > Group::kMaxRanks) {
     throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be in [1, " +
                                                  std::to_string(Group::kMaxRanks) + "]");
   }
+}
+
+communication::Plan plan_of(const MoeParams& params, const BackendConfig& config, int num_ranks) {
+  validate(params);
+  check_num_ranks(num_ranks);
   return registry::backend_of(config).plan(params, config, num_ranks);
 }
 
@@ -69,6 +74,11 @@ Support probe(const BackendInfo& backend) {
 }
 
 std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {
+  const communication::Backend& backend = registry::backend_of(config);
+  if (communication::byte_budget_of(backend, config) > 0) {
+    check_num_ranks(num_ranks);
+    return communication::plan_of_budget(backend, {params, config}, num_ranks).shape.budget_bytes;
+  }
   return protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape).bytes();
 }
 

@@ -5,19 +5,10 @@
 
 #include "tokenyard/communication.h"
 
-#include "communication/backend.h"
 #include "communication/handle.h"
+#include "communication/limits.h"
 
 namespace tokenyard::communication {
-
-// What arguments are checked against.
-struct Limits {
-  const Backend* backend = nullptr;
-  MoeParams params{};
-  Plan plan{};
-  int rank = 0;
-  int num_ranks = 1;
-};
 
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options);
 
@@ -39,6 +30,9 @@ void prepare_dispatch(const Limits& limits,
                                                    const Route& route);
 void check_output(const Limits& limits, const TensorView& output, const Route& route);
 void check_bias_dtypes(const engine::CombineTarget& target);
+
+// What a call may say besides, if it is what the communication was made for; 0: nothing.
+void check_num_experts(const Limits& limits, int given);
 
 // A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
 // unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate nothing.

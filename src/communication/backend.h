@@ -22,6 +22,7 @@ struct Plan {
   protocol::RoundSpec spec{};
   protocol::WindowShape shape{};
   int max_num_sms = 0;           // cap of SmBudget; 0: the backend has no such interface
+  bool one_host = false;         // ranks on other hosts are refused
   bool stats_cover_all = false;  // statistics have exactly WindowShape::stats_entries, or are not given
 };
 
@@ -34,6 +35,8 @@ struct Backend {
   // The config with room for `extra` bytes a token; only where Contract::grows.
   BackendConfig (*with_extra_capacity)(const BackendConfig& config, std::int64_t extra) = nullptr;
   std::int64_t (*extra_capacity)(const BackendConfig& config) = nullptr;
+  // Bytes that the window has whatever the params say, or 0; only where windows may be made so.
+  std::int64_t (*byte_budget)(const BackendConfig& config) = nullptr;
 };
 
 // The parts of a window's shape that follow from the params alone.

@@ -18,11 +18,10 @@ void check_hidden(const Limits& limits, const TensorView& rows, std::string_view
     refuse(std::string(what) + " is " + rows.describe() + "; its dtype must be bf16, f16 or f32");
   }
   const std::int64_t hidden = rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
-  const bool narrower = limits.backend->info.contract.grows && hidden > 0 && hidden < limits.params.hidden_size;
+  const bool narrower = limits.narrower_rows && hidden > 0 && hidden < limits.params.hidden_size;
   if (hidden == limits.params.hidden_size || narrower) return;
   refuse(std::string(what) + " is " + rows.describe() + "; rows of hidden_size " +
-         std::to_string(limits.params.hidden_size) + (limits.backend->info.contract.grows ? " or less" : "") +
-         " are expected");
+         std::to_string(limits.params.hidden_size) + (limits.narrower_rows ? " or less" : "") + " are expected");
 }
 
 // [num_blocks, rows_per_block, hidden] with any strides that keep rows apart and contiguous inside.

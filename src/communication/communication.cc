@@ -128,8 +128,8 @@ Status SplitPhases::combine_receive(Handle& handle, TensorView& output) {
   return core_->combine_receive(handle, output);
 }
 
-Layout RouteQuery::layout(const TensorView& topk_ids) {
-  return core_->layout(topk_ids);
+Layout RouteQuery::layout(const TensorView& topk_ids, int num_experts) {
+  return core_->layout(topk_ids, num_experts);
 }
 
 void SmBudget::set_num_sms(int num_sms) {

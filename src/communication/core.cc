@@ -23,9 +23,10 @@ Route& Core::take_route() {
   if (pool_->free.empty()) {
     pool_->routes.push_back(std::make_unique<Route>());
     pool_->free.reserve(pool_->routes.size());
+    if (sub_rounds_) return *pool_->routes.back();  // sized by each call
     const bool routed = protocol::routed(limits_.plan.spec.placement);
-    pool_->routes.back()->round.reserve(layout_.shape(), routed ? params().top_k : 0,
-                                        num_local_experts(params(), limits_.rank, limits_.num_ranks));
+    pool_->routes.back()->round.reserve(layout_.shape(), routed ? limits_.params.top_k : 0,
+                                        num_local_experts(limits_.params, limits_.rank, limits_.num_ranks));
     return *pool_->routes.back();
   }
   Route& route = *pool_->free.back();
@@ -74,6 +75,14 @@ void Core::end_round(Route& route, RouteState state) {
 void Core::give_back(Route& route) {
   end_round(route, RouteState::kFree);
   pool_->free.push_back(&route);
+}
+
+void Core::enter(const Limits& limits) {
+  if (!sub_rounds_) return;
+  limits_ = limits;
+  layout_ = protocol::WindowLayout::of(limits_.plan.shape);
+  engine_->reshape(limits_.params, layout_);
+  received_->reshape();
 }
 
 Status Core::poll() const {

@@ -13,6 +13,7 @@
 #include "communication/arguments.h"
 #include "communication/handle.h"
 #include "communication/received.h"
+#include "communication/sub_rounds.h"
 #include "engine/engine.h"
 #include "fabric/window.h"
 
@@ -34,7 +35,10 @@ class Core {
 
   [[nodiscard]] const BackendInfo& info() const { return limits_.backend->info; }
 
-  [[nodiscard]] const MoeParams& params() const { return limits_.params; }
+  // As given at creation or growth; with a byte budget each call has its own besides.
+  [[nodiscard]] const MoeParams& params() const {
+    return sub_rounds_ ? sub_rounds_->budget().made_with : limits_.params;
+  }
 
   [[nodiscard]] const BackendConfig& config() const { return config_; }
 
@@ -55,7 +59,7 @@ class Core {
   Status reset();
   Status destroy();
   [[nodiscard]] PeerStatistics statistics() const;
-  Layout layout(const TensorView& topk_ids);
+  Layout layout(const TensorView& topk_ids, int num_experts);
   void reserve(const MoeParams& params, std::int64_t extra_payload_bytes_per_token);
 
   // A handle lets go of its route.
@@ -80,6 +84,8 @@ class Core {
   void make_window();
   void tear_down(ErrorCode why);
   void require_agreement();
+  void plan_window();
+  void require_one_host() const;
   void share_outcome(const std::optional<Error>& failure) const;
   void log(LogLevel level, const std::string& text) const;
 
@@ -95,6 +101,9 @@ class Core {
   void announcing_misuse(Checks&& checks, Announce&& announce) const;
   [[nodiscard]] Route* oldest_uncombined() const;
   void abort_combine(const Handle& handle);
+  void refuse_halves(const Handle& handle) const;
+  // With a byte budget: the calls that follow are of these shapes. Otherwise nothing changes.
+  void enter(const Limits& limits);
   void prepare(const DispatchInput& input, const DispatchOptions& options, Route& route);
   engine::CombineRequest prepare_combine_half(const Handle& handle,
                                               const CombineInput& input,
@@ -112,6 +121,7 @@ class Core {
   std::unique_ptr<fabric::Window> window_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Received> received_;
+  std::optional<SubRounds> sub_rounds_;  // made from a byte budget
   // Shared with every handle; see handle.h.
   std::shared_ptr<HandlePool> pool_;
   const Route* combine_section_of_ = nullptr;  // whose expert output is being written to the window

@@ -33,8 +33,18 @@ void Core::abort_combine(const Handle& handle) {
   const bool right = given != nullptr && given->state == RouteState::kReceived;
   Route* aborted = right ? given : oldest_uncombined();
   if (aborted == nullptr) return;  // nobody can be waiting for a combine of this rank
-  engine_->abort_combine(aborted->round);
+  SubRounds::abort_combine(*engine_, *aborted);
   end_round(*aborted, RouteState::kAborted);
+}
+
+// Ranks go from one sub-round to the next together, so the send half alone has no end. All ranks have as many of them,
+// so all are refused.
+void Core::refuse_halves(const Handle& handle) const {
+  if (handle.route_ == nullptr || handle.pool_ != pool_ || handle.route_->num_parts == 0) return;
+  throw Error(ErrorCode::kUnsupported,
+              "this round went through the window in " + std::to_string(handle.route_->num_parts) +
+                  " sub-rounds; such a round is combined in one call, by Communication::combine",
+              limits_.rank);
 }
 
 engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
@@ -58,6 +68,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
     throw Error(ErrorCode::kInvalidArgument,
                 "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   }
+  enter(route.limits);
   engine::CombineRequest request = prepare_combine(limits_, input, route);
   route.target = prepare_target(limits_, input, options, route);
   if (output != nullptr) {
@@ -74,6 +85,7 @@ Status Core::combine_send(Handle& handle,
                           const TensorView* output) {
   require_usable();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
+  if (output == nullptr) refuse_halves(handle);
   engine::CombineRequest request;
   announcing_misuse([&] { request = prepare_combine_half(handle, input, options, output); },
                     [&] { abort_combine(handle); });
@@ -81,7 +93,12 @@ Status Core::combine_send(Handle& handle,
   // Views end here; but when the expert output is such a view, it is read first.
   const bool reads_views = in_received_rows(request.expert_output) || in_received_rows(request.topk_weights);
   if (!reads_views) release_views(route);
-  const Status status = engine_->combine_send(request, route.round);
+  Status status;
+  if (route.num_parts == 0) {
+    status = engine_->combine_send(request, route.round);
+  } else {
+    route.expert_output = request;
+  }
   release_views(route);
   combine_section_of_ = nullptr;
   route.state = status.ok() ? RouteState::kCombining : RouteState::kAborted;
@@ -96,6 +113,7 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
     throw Error(ErrorCode::kInvalidState, "no combine was sent for this handle", limits_.rank);
   }
   Status status;
+  enter(route.limits);
   try {
     check_output(limits_, output, route);
     route.target.output = output;
@@ -104,7 +122,8 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
     throw with_rank(error);  // the peers have what they need; the call may be repeated
   }
   try {
-    status = engine_->combine_receive(route.target, route.round);
+    status = route.num_parts == 0 ? engine_->combine_receive(route.target, route.round)
+                                  : SubRounds::combine(*engine_, route);
   } catch (const Error& error) {
     end_round(route, RouteState::kAborted);
     throw with_rank(error);
@@ -121,7 +140,10 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
 TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   require_usable();
   Route& route = route_of(handle);
-  const bool fits = size_of(dtype) == size_of(params().dtype) && protocol::is_wide_float(dtype);
+  enter(route.limits);
+  const bool fits = size_of(dtype) == size_of(limits_.params.dtype) && protocol::is_wide_float(dtype);
+  // Rows of several sub-rounds are more than the window holds; rows of u8 do not say how wide combine's are.
+  if (route.num_parts > 0 || (sub_rounds_ && limits_.narrower_rows)) return {};
   if (route.state != RouteState::kReceived || !fits) return {};
   if (protocol::by_expert(limits_.plan.spec.placement)) return received_->combine_buffer(route, dtype);
   if (limits_.plan.spec.transport == protocol::Transport::kQueue || !holds_combine_section(route)) return {};
@@ -140,14 +162,14 @@ TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   };
   const std::int64_t row_stride = layout_.combine_stride() / size_of(dtype);
   if (limits_.plan.spec.placement == protocol::Placement::kRankMajor) {
-    add(route.num_blocks, row_stride * params().max_tokens_per_rank);
+    add(route.num_blocks, row_stride * limits_.params.max_tokens_per_rank);
     add(route.rows_per_block, row_stride);
   } else {
     add(std::min(route.round.num_rows, route.round.row_limit), row_stride);
   }
   // A layer narrower than the communication was made for combines rows of its own width.
   const PayloadKind& dispatched = route.kinds[protocol::kHiddenPlane];
-  add(dispatched.dtype == params().dtype ? dispatched.inner[0] : params().hidden_size, 1);
+  add(dispatched.dtype == limits_.params.dtype ? dispatched.inner[0] : limits_.params.hidden_size, 1);
   return view;
 }
 

@@ -15,7 +15,7 @@ void Core::prepare(const DispatchInput& input, const DispatchOptions& options, R
                                               ": combine one, or let its handle die, before the next dispatch");
   }
   engine_->check_dispatch();
-  const engine::Round* replay = nullptr;
+  const Route* replay = nullptr;
   if (options.replay != nullptr) {
     const Route& from = route_of(*options.replay);
     if (from.state == RouteState::kAborted) {
@@ -26,12 +26,20 @@ void Core::prepare(const DispatchInput& input, const DispatchOptions& options, R
                                                    " tokens and the replayed handle's route " +
                                                    std::to_string(from.round.num_tokens));
     }
-    replay = &from.round;
+    replay = &from;
   }
-  prepare_dispatch(limits_, input, options, replay, route);
+  if (sub_rounds_) {
+    route.limits = limits_of_call(limits_, sub_rounds_->budget(), input, options, replay);
+    enter(route.limits);
+  }
+  prepare_dispatch(limits_, input, options, replay == nullptr ? nullptr : &replay->round, route);
   received_->check_into(route, options);
   route.buffer = free_buffer();
-  engine_->plan(route.request, route.round);
+  if (sub_rounds_) {
+    SubRounds::plan(*engine_, replay, route);
+  } else {
+    engine_->plan(route.request, route.round);
+  }
 }
 
 // Results that outlive the window's rows have memory of their own; there is some for every round in flight.
@@ -53,7 +61,8 @@ Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& op
   announcing_misuse([&] { prepare(input, options, route); }, [&] { engine_->abort_dispatch(); });
   Status status;
   try {
-    status = engine_->dispatch_send(route.request, route.round);
+    status = sub_rounds_ ? sub_rounds_->dispatch(*engine_, options.num_worst_tokens, route)
+                         : engine_->dispatch_send(route.request, route.round);
   } catch (const Error& error) {
     throw with_rank(error);
   }
@@ -71,6 +80,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   require_usable();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   Route& route = route_of(result.handle);
+  enter(route.limits);
   // After a receive that overflowed, the rows still lie in the window.
   const bool repeated = route.state == RouteState::kReceived && route.views_open;
   if (route.state != RouteState::kSent && !repeated) {
@@ -80,7 +90,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
     Status status;
     received_->place_expert_rows(route, options, options_.allocate_output, result);
     try {
-      status = engine_->dispatch_receive(route.request, route.round);
+      if (!route.landed) status = engine_->dispatch_receive(route.request, route.round);
     } catch (const Error& error) {
       end_round(route, RouteState::kAborted);
       throw with_rank(error);
@@ -108,22 +118,30 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   return {};
 }
 
-Layout Core::layout(const TensorView& topk_ids) {
+Layout Core::layout(const TensorView& topk_ids, int num_experts) {
   require_usable();
-  if (!topk_ids.defined() || topk_ids.num_dims != 2 || topk_ids.shape[1] != params().top_k ||
+  if (sub_rounds_) enter(limits_of_query(limits_, sub_rounds_->budget(), topk_ids, num_experts));
+  const MoeParams& params = limits_.params;
+  check_num_experts(limits_, num_experts);
+  if (!topk_ids.defined() || topk_ids.num_dims != 2 || topk_ids.shape[1] != params.top_k ||
       (topk_ids.dtype != Dtype::kI32 && topk_ids.dtype != Dtype::kI64)) {
     throw Error(ErrorCode::kInvalidArgument, "topk_ids is " + topk_ids.describe() +
-                                                 "; it must be [num_tokens, top_k = " + std::to_string(params().top_k) +
+                                                 "; it must be [num_tokens, top_k = " + std::to_string(params.top_k) +
                                                  "] of i32 or i64");
   }
-  if (topk_ids.shape[0] > params().max_tokens_per_rank) {
+  if (topk_ids.shape[0] > params.max_tokens_per_rank) {
     throw Error(ErrorCode::kCapacity, "topk_ids has " + std::to_string(topk_ids.shape[0]) +
                                           " tokens and max_tokens_per_rank is " +
-                                          std::to_string(params().max_tokens_per_rank));
+                                          std::to_string(params.max_tokens_per_rank));
   }
   check_rows(topk_ids, "topk_ids", topk_ids.shape[0]);
   Route& route = take_route();
   const Handle keeper(pool_, &route);  // gives the route back at the end
+  if (sub_rounds_) {
+    protocol::WindowShape shape = limits_.plan.shape;
+    shape.max_tokens = topk_ids.shape[0];
+    route.round.reserve(shape, params.top_k, 0);
+  }
   route.request = {};
   route.request.num_tokens = topk_ids.shape[0];
   route.request.topk_ids = topk_ids;
@@ -131,9 +149,9 @@ Layout Core::layout(const TensorView& topk_ids) {
 
   const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
   const auto tokens = static_cast<std::size_t>(topk_ids.shape[0]);
-  const auto top_k = static_cast<std::size_t>(params().top_k);
+  const auto top_k = static_cast<std::size_t>(params.top_k);
   tokens_per_rank_query_.assign(route.round.rows_sent.begin(), route.round.rows_sent.end());
-  tokens_per_expert_query_.assign(static_cast<std::size_t>(params().num_experts), 0);
+  tokens_per_expert_query_.assign(static_cast<std::size_t>(params.num_experts), 0);
   is_token_in_rank_query_.assign(tokens * ranks, 0);
   for (std::size_t token = 0; token < tokens; ++token) {
     const auto ids = std::span(route.round.wire_ids).subspan(token * top_k, top_k);

@@ -6,6 +6,7 @@
 
 #include "communication/agreement.h"
 #include "communication/core.h"
+#include "system/host.h"
 
 namespace tokenyard::communication {
 
@@ -17,7 +18,13 @@ Core::Core(Group group,
     : group_(std::move(group)),
       config_(config),
       options_(std::move(options)),
-      limits_{.backend = &backend, .params = params, .rank = group_.rank(), .num_ranks = group_.num_ranks()} {}
+      limits_{.backend = &backend,
+              .params = params,
+              .rank = group_.rank(),
+              .num_ranks = group_.num_ranks(),
+              .narrower_rows = backend.info.contract.grows} {
+  if (byte_budget_of(backend, config) > 0) sub_rounds_.emplace(Budget{.made_with = params, .config = config});
+}
 
 Core::~Core() {
   tear_down(ErrorCode::kDestroyed);
@@ -42,7 +49,6 @@ void Core::require_agreement() {
   std::optional<Error> failure;
   std::string text;
   try {
-    validate(params());
     if (options_.num_threads < 1) {
       throw Error(ErrorCode::kInvalidArgument,
                   "num_threads is " + std::to_string(options_.num_threads) + "; it must be at least 1");
@@ -50,7 +56,7 @@ void Core::require_agreement() {
     if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
       throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
     }
-    limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+    plan_window();
     if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
     Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
     for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
@@ -63,21 +69,46 @@ void Core::require_agreement() {
   require_equal(gather_texts(group_, text, failure), limits_.rank);
 }
 
+void Core::plan_window() {
+  if (!sub_rounds_) {
+    validate(params());
+    limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+    return;
+  }
+  limits_.plan = plan_of_budget(*limits_.backend, sub_rounds_->budget(), limits_.num_ranks);
+  limits_.params.top_k = limits_.params.hidden_size = 1;  // until the first call
+  limits_.params.num_experts = std::max(1, limits_.params.num_experts);
+}
+
+void Core::require_one_host() const {
+  const std::vector<std::string> hosts = gather_texts(group_, system::host_identity());
+  const std::string& own = hosts[static_cast<std::size_t>(limits_.rank)];
+  const auto other = std::ranges::find_if(hosts, [&own](const std::string& host) { return host != own; });
+  if (other == hosts.end()) return;
+  const int peer = static_cast<int>(other - hosts.begin());
+  throw Error(ErrorCode::kUnsupported,
+              "rank " + std::to_string(limits_.rank) + ": rank " + std::to_string(peer) +
+                  " is on another host, and intra_host_only refuses peers on other hosts",
+              limits_.rank, peer);
+}
+
 void Core::share_outcome(const std::optional<Error>& failure) const {
   gather_texts(group_, "", failure);
 }
 
 void Core::build() {
   require_agreement();
+  if (limits_.plan.one_host) require_one_host();
   try {
     make_window();
   } catch (...) {
     tear_down(ErrorCode::kDestroyed);
     throw;
   }
+  const std::string rows = sub_rounds_ ? "a byte budget" : "hidden_size " + std::to_string(limits_.params.hidden_size);
   log(LogLevel::kInfo, std::string(info().name) + ": rank " + std::to_string(limits_.rank) + " of " +
-                           std::to_string(limits_.num_ranks) + ", hidden_size " + std::to_string(params().hidden_size) +
-                           ", window " + std::to_string(layout_.bytes()) + " bytes");
+                           std::to_string(limits_.num_ranks) + ", " + rows + ", window " +
+                           std::to_string(layout_.bytes()) + " bytes");
 }
 
 void Core::make_window() {
@@ -93,7 +124,7 @@ void Core::make_window() {
     window_->connect(group_, std::chrono::duration_cast<std::chrono::milliseconds>(options_.first_round_deadline));
     engine_ = engine::engines().front().make({.rank = limits_.rank,
                                               .num_ranks = limits_.num_ranks,
-                                              .params = params(),
+                                              .params = limits_.params,
                                               .spec = limits_.plan.spec,
                                               .layout = layout_,
                                               .deadline = options_.deadline,

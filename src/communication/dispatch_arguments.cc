@@ -127,6 +127,7 @@ void check_extras(const DispatchInput& input) {
 // Values, scales and extras of one row against what the communication was made for. Where it grows, rows and extras
 // share their room.
 void check_capacity(const Limits& limits, const DispatchInput& input) {
+  if (limits.plan.shape.budget_bytes > 0) return;  // the window was laid out for these rows
   const std::int64_t row = input.hidden_states.row_bytes() + input.hidden_states_scale.row_bytes();
   const std::int64_t row_room = dispatch_bytes_per_token(limits.params);
   const std::int64_t extra_room = limits.plan.shape.extra_capacity;
@@ -206,6 +207,11 @@ void set_agreed(const Limits& limits, const DispatchOptions& options, Route& rou
     request.agreed_name = "runtime_max_tokens_per_rank";
     return;
   }
+  if (limits.plan.shape.budget_bytes > 0) {
+    request.agreed = limits.params.num_experts;
+    request.agreed_name = "num_experts";
+    return;
+  }
   if (options.num_tokens_per_rank.empty()) return;
   protocol::Digest digest;
   for (const std::int64_t tokens : options.num_tokens_per_rank)
@@ -276,30 +282,6 @@ void plan_payload_planes(const Limits& limits, Route& route) {
 
 }  // namespace
 
-void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows) {
-  const auto refuse_tensor = [&](const std::string& reason) {
-    refuse(std::string(what) + " is " + tensor.describe() + "; " + reason);
-  };
-  if (tensor.device.kind != DeviceKind::kCpu) refuse_tensor("it must be in host memory");
-  if (tensor.num_rows() != num_rows) refuse_tensor("it must have " + std::to_string(num_rows) + " rows");
-  std::int64_t stride = 1;
-  for (int i = tensor.num_dims - 1; i >= 1; --i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (tensor.shape[at] != 1 && tensor.strides[at] != stride) {
-      refuse_tensor("the elements of a row must be contiguous");
-    }
-    stride *= tensor.shape[at];
-  }
-  if (num_rows == 0 || tensor.row_bytes() == 0) return;
-  if (tensor.data == nullptr) refuse_tensor("it has no memory");
-  if (tensor.strides[0] < 0 || (num_rows > 1 && tensor.strides[0] < stride)) {
-    refuse_tensor("rows must not overlap or run backwards");
-  }
-  if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(tensor.dtype)) != 0) {
-    refuse_tensor("it must start at a multiple of its element's " + std::to_string(size_of(tensor.dtype)) + " bytes");
-  }
-}
-
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options) {
   const Contract& contract = limits.backend->info.contract;
   refuse_unless(contract.takes_topk_ids, input.topk_ids.defined(), limits, "topk_ids");
@@ -317,6 +299,7 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
   refuse_unless(contract.takes_receive_statistics,
                 options.routes_per_expert.defined() || options.wait_per_source.defined(), limits,
                 "routes_per_expert and wait_per_source");
+  check_num_experts(limits, options.num_experts);
   const bool castable = input.hidden_states.dtype == limits.params.dtype && !input.hidden_states_scale.defined();
   if (options.cast != DispatchCast::kNone && !castable) {
     refuse("hidden_states is " + input.hidden_states.describe() + "; a cast takes rows of " +
@@ -330,7 +313,7 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
   }
   if (options.num_sms < 0) refuse("num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   if (options.num_worst_tokens) {
-    const std::int64_t most = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
+    const std::int64_t most = std::int64_t{limits.num_ranks} * limits.params.max_tokens_per_rank;
     if (*options.num_worst_tokens < 0 || *options.num_worst_tokens > most) {
       refuse("num_worst_tokens is " + std::to_string(*options.num_worst_tokens) + "; it must be in [0, " +
              std::to_string(most) + "], the rows that all ranks can send");
@@ -388,7 +371,7 @@ void prepare_dispatch(const Limits& limits,
   set_agreed(limits, options, route);
   set_blocks(limits, route);
   route.request.digest = digest_of(route, protocol::routed(limits.plan.spec.placement));
-  const std::int64_t all_rows = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
+  const std::int64_t all_rows = std::int64_t{limits.num_ranks} * limits.params.max_tokens_per_rank;
   route.request.row_limit = options.num_worst_tokens.value_or(all_rows);
 }
 

@@ -11,6 +11,7 @@
 #include "tokenyard/error.h"
 #include "tokenyard/tensor.h"
 
+#include "communication/limits.h"
 #include "engine/engine.h"
 
 namespace tokenyard::communication {
@@ -49,6 +50,15 @@ struct Route {
   RouteState state = RouteState::kFree;
   bool views_open = false;       // peers may not store to this rank's rows yet
   engine::CombineTarget target;  // between the halves of a combine
+
+  // Made from a byte budget: the call's own limits and, of a call that went through the window in several sub-rounds,
+  // each one's round. `round` then is of all together, with its rows in memory of the communication.
+  Limits limits;
+  std::vector<engine::Round> parts;
+  int num_parts = 0;                     // 0: there is only `round`
+  bool landed = false;                   // the rows were copied out of the window
+  std::vector<std::int32_t> call_rows;   // [num_ranks]: rows for each rank, all sub-rounds together
+  engine::CombineRequest expert_output;  // between the halves of a combine in sub-rounds
 };
 
 struct HandlePool {

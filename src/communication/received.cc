@@ -59,21 +59,26 @@ std::int64_t Received::bytes_of_row(const PayloadKind& kind) {
 }
 
 Received::Received(const Limits& limits, const protocol::WindowLayout& layout, std::byte* window)
-    : limits_(limits),
-      layout_(layout),
-      window_(window),
-      first_expert_(first_local_expert(limits.params, limits.rank, limits.num_ranks)),
-      num_experts_(num_local_experts(limits.params, limits.rank, limits.num_ranks)) {
-  last_row_.resize(static_cast<std::size_t>(num_experts_));
+    : limits_(limits), layout_(layout), window_(window) {
+  reshape();
   const auto ranks = static_cast<std::size_t>(limits.num_ranks);
   stats_.resize(ranks * static_cast<std::size_t>(layout.shape().stats_entries));
   if (protocol::by_expert(limits.plan.spec.placement)) make_expert_buffers();
   if (!own_copy(protocol::kIdsPlane)) return;
-  const std::size_t picks =
-      static_cast<std::size_t>(layout.combine_rows()) * static_cast<std::size_t>(limits.params.top_k);
-  ids_.resize(picks * sizeof(std::int64_t));
-  weights_.resize(picks * sizeof(float));
+  make_room(layout.combine_rows());
   filled_.assign(ranks, layout.shape().max_tokens);
+}
+
+void Received::reshape() {
+  first_expert_ = first_local_expert(limits_.params, limits_.rank, limits_.num_ranks);
+  num_experts_ = num_local_experts(limits_.params, limits_.rank, limits_.num_ranks);
+  last_row_.resize(static_cast<std::size_t>(num_experts_));
+}
+
+void Received::make_room(std::int64_t rows) {
+  const std::size_t picks = static_cast<std::size_t>(rows) * static_cast<std::size_t>(limits_.params.top_k);
+  if (ids_.size() < picks * sizeof(std::int64_t)) ids_.resize(picks * sizeof(std::int64_t));
+  if (weights_.size() < picks * sizeof(float)) weights_.resize(picks * sizeof(float));
 }
 
 bool Received::own_copy(int plane) const {
@@ -126,6 +131,7 @@ TensorView Received::window_view(const Route& route, int plane, std::int64_t row
 TensorView Received::own_view(const Route& route, int plane, std::int64_t rows) {
   const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
   const std::int64_t row_bytes = limits_.params.top_k * size_of(kind.dtype);
+  if (!blocked()) make_room(rows);  // with a byte budget nobody knew before
   std::byte* memory = plane == protocol::kIdsPlane ? ids_.data() : weights_.data();
   return shaped(kind, {memory, row_bytes * layout_.shape().max_tokens, row_bytes}, route, rows);
 }

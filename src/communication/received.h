@@ -22,6 +22,9 @@ class Received {
  public:
   Received(const Limits& limits, const protocol::WindowLayout& layout, std::byte* window);
 
+  // The limits and the layout that it was made with have changed.
+  void reshape();
+
   struct Outcome {
     std::int64_t needed_rows = 0;  // > 0: the caller's tensors are too small, and nothing was copied
     bool has_views = false;        // some output is memory of this communication
@@ -42,6 +45,9 @@ class Received {
   void check_into(const Route& route, const DispatchOptions& options) const;
 
  private:
+  // For ids and weights of this many rows.
+  void make_room(std::int64_t rows);
+
   [[nodiscard]] bool blocked() const { return protocol::space_per_source(limits_.plan.spec.placement); }
 
   // Results whose addresses never move: what is not the caller's is a view, whatever allocate_output is.
@@ -82,8 +88,8 @@ class Received {
   const Limits& limits_;
   const protocol::WindowLayout& layout_;
   std::byte* window_;
-  int first_expert_;
-  int num_experts_;
+  int first_expert_ = 0;
+  int num_experts_ = 0;
   std::vector<std::byte> ids_;      // [rows, top_k] of i32 or i64
   std::vector<std::byte> weights_;  // [rows, top_k] of at most 4 bytes
   std::vector<std::int32_t> stats_;

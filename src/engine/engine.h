@@ -50,6 +50,10 @@ inline constexpr std::int64_t kNotGiven = -1;
 
 struct DispatchRequest {
   std::int64_t num_tokens = 0;
+  // Of a part of a larger call: the index of its first token there, the call's tokens, and its rows for each rank.
+  std::int64_t first_token = 0;
+  std::int64_t call_tokens = 0;
+  std::span<const std::int32_t> call_rows{};                 // [num_ranks]; empty: this is the whole call
   std::array<PayloadRows, protocol::kMaxPlanes> payloads{};  // the ids plane holds Round::wire_ids when routed
   TensorView topk_ids{};                                     // routed placements; not given on replay
   const Round* replay = nullptr;
@@ -89,6 +93,9 @@ class Engine {
   Engine& operator=(Engine&&) = delete;
   virtual ~Engine() = default;
 
+  // What the operations that follow move: rows of other sizes in the same sections. Both halves of an operation, on
+  // every rank, are called with the same shapes.
+  virtual void reshape(const MoeParams& params, const protocol::WindowLayout& layout) = 0;
   // Throws kInvalidState when the window has no place for the rows of the next dispatch.
   virtual void check_dispatch() const = 0;
   // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.

@@ -15,7 +15,8 @@ void Round::reserve(const protocol::WindowShape& shape, int top_k, int num_local
   rows_sent.resize(ranks);
   rows_received.resize(ranks);
   row_base.resize(ranks);
-  tokens_of.resize(ranks);
+  for (auto* per_rank : {&tokens_of, &result_row, &call_tokens_of, &call_rows_from})
+    per_rank->resize(ranks);
   if (!protocol::space_per_source(shape.placement)) return;
   masks.resize(ranks * static_cast<std::size_t>(protocol::num_chunks(shape.max_tokens, shape.tokens_per_chunk)));
   if (!protocol::by_expert(shape.placement)) return;

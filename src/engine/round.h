@@ -46,10 +46,15 @@ struct Round {
   std::vector<std::int32_t> rows_received;  // [num_ranks]
   std::vector<std::int32_t> row_base;       // [num_ranks]: first row of each source in this rank's combine section
   std::vector<std::int32_t> tokens_of;      // [num_ranks]
-  std::vector<std::uint64_t> masks;         // rank major: [num_ranks, max_chunks], tokens with a row here
-  std::int64_t num_rows = 0;                // received in all
-  std::int64_t row_limit = 0;               // final places: rows kept of them
-  std::int64_t tokens_per_rank = 0;         // rank major: rows of a source that the caller sees
+  // [num_ranks] final places: first row of each source among the rows that the caller sees.
+  std::vector<std::int32_t> result_row;
+  // [num_ranks]: tokens of each rank, and rows from it, in the whole call that this dispatch is a part of.
+  std::vector<std::int32_t> call_tokens_of;
+  std::vector<std::int32_t> call_rows_from;
+  std::vector<std::uint64_t> masks;  // rank major: [num_ranks, max_chunks], tokens with a row here
+  std::int64_t num_rows = 0;         // received in all
+  std::int64_t row_limit = 0;        // final places: rows kept of them
+  std::int64_t tokens_per_rank = 0;  // rank major: rows of a source that the caller sees
   protocol::PlanePlan planes;
   // Where received rows lie: source s's planes from rows + s * space_stride on; one space for all when the stride is 0.
   const std::byte* rows = nullptr;

@@ -32,6 +32,10 @@ namespace tokenyard::protocol {
 inline constexpr std::int64_t kLineBytes = 64;
 inline constexpr std::int64_t kSectionAlignment = 128;
 
+// Chunk lines of a window with a budget: 16 bytes for each 4 KiB that a rank's rows may have.
+inline constexpr std::int64_t kLeastChunkLines = 4;
+inline constexpr std::int64_t kBudgetPerChunkLine = 4 << 10;
+
 // Dispatch, combine, and the weights that origins push before a combine.
 enum PhaseIndex : int { kDispatchPhase, kCombinePhase, kWeightsPhase, kNumPhases };
 
@@ -50,6 +54,9 @@ struct WindowShape {
   std::int64_t given_weights_row_bytes = 0;
   // Of one queue; 0: rows have places of their own. With queues, no section grows with max_tokens.
   std::int64_t queue_bytes = 0;
+  // Bytes of the whole window, whatever the rows need; 0: as many as they need. Sections then start at offsets that do
+  // not depend on the rows: control, and of the rest one half for received rows, the other for rows of combine.
+  std::int64_t budget_bytes = 0;
 };
 
 TOKENYARD_HD constexpr int slot_of(std::uint32_t epoch, int depth) {
@@ -71,7 +78,7 @@ class WindowLayout {
     layout.counts_ = layout.take(std::int64_t{kHeaderSlots} * ranks * layout.counts_stride_);
     const bool queued = shape.queue_bytes > 0;
     const std::int64_t slots = shape.depth;
-    const std::int64_t chunk_lines = queued ? 0 : layout.max_chunks();
+    const std::int64_t chunk_lines = queued ? 0 : layout.chunk_lines();
     layout.chunks_stride_ = align_up(chunk_lines * static_cast<std::int64_t>(sizeof(ChunkLine)), kLineBytes);
     layout.chunks_ = layout.take(slots * ranks * layout.chunks_stride_);
     layout.queue_words_ = layout.take(queued ? 2 * std::int64_t{kNumPhases} * ranks * kLineBytes : 0);
@@ -80,6 +87,7 @@ class WindowLayout {
     layout.rows_ = layout.end_;
     layout.payload_stride_ = payload_capacity(layout.payload_rows(), shape.row_capacity, shape.extra_capacity);
     layout.payload_ = layout.take(queued ? 0 : slots * layout.num_spaces() * layout.payload_stride_);
+    layout.begin_second_half();
     layout.queues_stride_ = align_up(shape.queue_bytes, kSectionAlignment);
     layout.queues_ = layout.take(2 * ranks * layout.queues_stride_);
     layout.combine_stride_ = align_up(shape.combine_row_bytes, kRowAlignment);
@@ -88,8 +96,12 @@ class WindowLayout {
     layout.weights_stride_ = align_up(shape.weights_row_bytes, kRowAlignment);
     layout.weights_ = layout.take(combine_rows * layout.weights_stride_);
     layout.given_weights_ = layout.take(slots * layout.combine_rows() * shape.given_weights_row_bytes);
+    layout.end_at_budget();
     return layout;
   }
+
+  // Whether the rows have room in the window; always so without a budget.
+  TOKENYARD_HD constexpr bool fits() const { return fits_; }
 
   TOKENYARD_HD constexpr const WindowShape& shape() const { return shape_; }
 
@@ -97,6 +109,12 @@ class WindowLayout {
 
   TOKENYARD_HD constexpr std::int64_t max_chunks() const {
     return num_chunks(shape_.max_tokens, shape_.tokens_per_chunk);
+  }
+
+  // Lines of one source: with a budget a number of its own, enough for the chunks that fit it unless rows are tiny.
+  TOKENYARD_HD constexpr std::int64_t chunk_lines() const {
+    return shape_.budget_bytes > 0 ? kLeastChunkLines + shape_.budget_bytes / (kBudgetPerChunkLine * shape_.num_ranks)
+                                   : max_chunks();
   }
 
   // Rows of one payload space: a source's tokens, or all ranks' tokens at final places.
@@ -183,12 +201,66 @@ class WindowLayout {
     return start;
   }
 
+  TOKENYARD_HD constexpr void begin_second_half() {
+    if (shape_.budget_bytes == 0) return;
+    const std::int64_t half = (shape_.budget_bytes - rows_) / 2;
+    const std::int64_t second = rows_ + (half > 0 ? half / kSectionAlignment * kSectionAlignment : 0);
+    fits_ = end_ <= second && max_chunks() <= chunk_lines();
+    end_ = second;
+  }
+
+  TOKENYARD_HD constexpr void end_at_budget() {
+    if (shape_.budget_bytes == 0) return;
+    fits_ = fits_ && end_ <= shape_.budget_bytes;
+    end_ = shape_.budget_bytes;
+  }
+
   WindowShape shape_{};
+  bool fits_ = true;
   std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, queue_words_ = 0, stats_ = 0,
                rows_ = 0, payload_ = 0, queues_ = 0, combine_ = 0, weights_ = 0, given_weights_ = 0;
   std::int64_t counts_stride_ = 0, chunks_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0, queues_stride_ = 0,
                combine_stride_ = 0, weights_stride_ = 0;
   std::int64_t end_ = 0;
 };
+
+// The most tokens per rank, up to `limit`, for which a window with a budget has room; 0: not even for one.
+TOKENYARD_HD constexpr std::int64_t most_tokens_within_budget(WindowShape shape, std::int64_t limit) {
+  std::int64_t row = shape.row_capacity + shape.extra_capacity;
+  if (row < shape.combine_row_bytes) row = shape.combine_row_bytes;
+  if (row < kRowAlignment) row = kRowAlignment;
+  const std::int64_t bound = shape.budget_bytes / (shape.num_ranks * row);
+  std::int64_t most = 0;
+  std::int64_t too_many = (bound < limit ? bound : limit) + 1;
+  while (too_many - most > 1) {
+    shape.max_tokens = most + (too_many - most) / 2;
+    if (WindowLayout::of(shape).fits()) {
+      most = shape.max_tokens;
+    } else {
+      too_many = shape.max_tokens;
+    }
+  }
+  return most;
+}
+
+// A budget with room for the shape, one byte less of which has none.
+TOKENYARD_HD constexpr std::int64_t least_budget(WindowShape shape) {
+  std::int64_t too_small = 0;
+  shape.budget_bytes = kSectionAlignment;
+  while (!WindowLayout::of(shape).fits()) {
+    too_small = shape.budget_bytes;
+    shape.budget_bytes *= 2;
+  }
+  std::int64_t enough = shape.budget_bytes;
+  while (enough - too_small > 1) {
+    shape.budget_bytes = too_small + (enough - too_small) / 2;
+    if (WindowLayout::of(shape).fits()) {
+      enough = shape.budget_bytes;
+    } else {
+      too_small = shape.budget_bytes;
+    }
+  }
+  return enough;
+}
 
 }  // namespace tokenyard::protocol

@@ -61,6 +61,10 @@ struct alignas(64) HeaderLine {
   std::int64_t row_limit;   // combine: rows of the dispatch that the receiver kept (num_worst_tokens)
   std::int32_t num_tokens;  // dispatch: tokens of the source
   HeaderStatus status;
+  // Dispatch: tokens of the source, and rows for this receiver, in the whole call, of which this may be one part of
+  // several.
+  std::int32_t call_tokens;
+  std::int32_t call_rows;
 };
 
 static_assert(sizeof(HeaderLine) == 64);

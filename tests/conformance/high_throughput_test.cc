@@ -14,21 +14,6 @@ namespace {
 
 constexpr int kRanks = 3;
 
-// The same routes with other rows.
-World with_new_rows(const World& world, std::uint64_t seed) {
-  World changed = world;
-  const World other = make_world(with_seed(world.spec, seed));
-  for (int rank = 0; rank < world.spec.num_ranks; ++rank) {
-    std::vector<std::byte>& bytes = changed.rank(rank).hidden.bytes;
-    const std::vector<std::byte>& donor = other.rank(rank).hidden.bytes;
-    for (std::size_t i = 0; i < bytes.size() && !donor.empty(); ++i)
-      bytes[i] = donor[i % donor.size()] ^ std::byte{5};
-    changed.rank(rank).weights = {};
-  }
-  changed.spec.with_weights = false;
-  return changed;
-}
-
 TEST(CachedHandle, ReplaysItsRouteWithNewRows) {
   const WorldSpec spec = small_spec(kRanks, 3);
   const World world = make_world(spec);

@@ -203,6 +203,7 @@ void dispatch_and_check(Communication& communication,
   options.runtime_max_tokens_per_rank = plan.runtime_max_tokens;
   options.num_worst_tokens = plan.num_worst_tokens;
   options.expert_alignment = plan.expert_alignment;
+  if (communication.params().num_experts == 0) options.num_experts = world.spec.params.num_experts;
   check_ok(communication.dispatch(tensors.input(), options, result), "dispatch");
   check_result(communication, world, plan, result);
   tensors.check_unchanged();

@@ -15,16 +15,29 @@ communication::Plan plan(const MoeParams& params, const BackendConfig& config, i
     throw Error(ErrorCode::kInvalidArgument,
                 "HighThroughputConfig::max_num_sms is " + std::to_string(own.max_num_sms) + "; it must be at least 1");
   }
+  if (own.buffer_bytes < 0) {
+    throw Error(ErrorCode::kInvalidArgument, "HighThroughputConfig::buffer_bytes is " +
+                                                 std::to_string(own.buffer_bytes) + "; it must not be negative");
+  }
   communication::Plan plan;
+  plan.one_host = own.intra_host_only;
   plan.max_num_sms = own.max_num_sms;
   plan.spec = {.placement = protocol::Placement::kCompact, .ids = protocol::IdView::kLocal, .weights_back = true};
   plan.shape = communication::base_shape(params, plan.spec.placement, num_ranks);
   plan.shape.weights_row_bytes = std::int64_t{params.top_k} * 4;
+  plan.shape.budget_bytes = own.buffer_bytes;
   return plan;
 }
 
 communication::Fields fields(const BackendConfig& config) {
-  return {{"HighThroughputConfig::max_num_sms", std::to_string(std::get<HighThroughputConfig>(config).max_num_sms)}};
+  const auto& own = std::get<HighThroughputConfig>(config);
+  return {{"HighThroughputConfig::max_num_sms", std::to_string(own.max_num_sms)},
+          {"HighThroughputConfig::buffer_bytes", std::to_string(own.buffer_bytes)},
+          {"HighThroughputConfig::intra_host_only", own.intra_host_only ? "true" : "false"}};
+}
+
+std::int64_t byte_budget(const BackendConfig& config) {
+  return std::get<HighThroughputConfig>(config).buffer_bytes;
 }
 
 constexpr std::array<std::string_view, 1> kAliases{"deepep_high_throughput"};
@@ -58,6 +71,7 @@ const communication::Backend& high_throughput() {
                .unusable_reason = {}},
       .plan = plan,
       .fields = fields,
+      .byte_budget = byte_budget,
   };
   return backend;
 }

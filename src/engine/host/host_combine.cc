@@ -78,8 +78,8 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
   if (final_places()) {
     const std::int64_t rows = std::clamp<std::int64_t>(round.row_limit - base, 0, round.rows_received[at]);
     team_.run(rows, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
-      for (std::int64_t row = base + begin; row < base + end; ++row)
-        stage_row_at(request, row, row);
+      for (std::int64_t row = begin; row < end; ++row)
+        stage_row_at(request, round.result_row[at] + row, base + row);
       flush_streams();
     });
     return;

@@ -72,6 +72,9 @@ void HostEngine::fill_header(const DispatchRequest& request, const Round& round,
   header.num_tokens = static_cast<std::int32_t>(request.num_tokens);
   header.status = protocol::HeaderStatus::kOk;
   const auto rows = static_cast<std::uint32_t>(round.rows_sent[static_cast<std::size_t>(to)]);
+  const bool whole = request.call_rows.empty();
+  header.call_tokens = static_cast<std::int32_t>(whole ? request.num_tokens : request.call_tokens);
+  header.call_rows = whole ? static_cast<std::int32_t>(rows) : request.call_rows[static_cast<std::size_t>(to)];
   store_release(header.stamp, protocol::encode_stamp(round.epoch, rows), ReleaseSite::kHeader);
 }
 
@@ -94,7 +97,9 @@ void HostEngine::check_agreement(const DispatchRequest& request, const protocol:
   }
   if (header.digest != request.digest) {
     throw Error(ErrorCode::kMismatch,
-                prefix + " passed payloads of different kinds, dtypes or widths, or replayed different handles",
+                prefix +
+                    " passed payloads of different kinds, dtypes or widths, or replayed different handles (digests " +
+                    std::to_string(header.digest) + " and " + std::to_string(request.digest) + ")",
                 setup_.rank, source);
   }
 }
@@ -115,6 +120,8 @@ Status HostEngine::receive_headers(const DispatchRequest& request, Round& round)
       }
     }
     round.tokens_of[at] = header.num_tokens;
+    round.call_tokens_of[at] = header.call_tokens;
+    round.call_rows_from[at] = header.call_rows;
     round.rows_received[at] = static_cast<std::int32_t>(protocol::stamp_rows(header.stamp));
     if (!final_places()) round.masks[at * static_cast<std::size_t>(setup_.layout.max_chunks())] = header.mask;
   }
@@ -127,7 +134,7 @@ void HostEngine::place_rows(Round& round) {
   const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
   std::int32_t base = 0;
   for (std::size_t source = 0; source < ranks; ++source) {
-    round.row_base[source] = base;
+    round.row_base[source] = round.result_row[source] = base;
     base += round.rows_received[source];
   }
   round.num_rows = base;

@@ -66,6 +66,13 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
   reset(setup.initial_epoch);
 }
 
+void HostEngine::reshape(const MoeParams& params, const protocol::WindowLayout& layout) {
+  setup_.params = params;
+  setup_.layout = layout;
+  first_expert_ = protocol::first_local_expert(params.num_experts, setup_.num_ranks, setup_.rank);
+  num_experts_ = protocol::num_local_experts(params.num_experts, setup_.num_ranks, setup_.rank);
+}
+
 void HostEngine::reset(std::uint32_t epoch) {
   std::memset(own().control(), 0, static_cast<std::size_t>(own().control_bytes()));
   for (int phase = 0; phase < protocol::kNumPhases; ++phase) {

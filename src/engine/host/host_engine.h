@@ -20,6 +20,7 @@ class HostEngine final : public Engine {
  public:
   HostEngine(const Setup& setup, fabric::Window& window);
 
+  void reshape(const MoeParams& params, const protocol::WindowLayout& layout) override;
   void check_dispatch() const override;
   void plan(const DispatchRequest& request, Round& round) override;
   Status dispatch_send(const DispatchRequest& request, Round& round) override;

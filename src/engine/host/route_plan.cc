@@ -13,7 +13,11 @@ namespace {
 // Ids of one dtype, read row by row.
 class IdReader {
  public:
-  explicit IdReader(const TensorView& ids) : ids_(ids), stride_(ids.row_stride_bytes()) {}
+  explicit IdReader(const DispatchRequest& request)
+      : ids_(request.topk_ids), first_token_(request.first_token), stride_(ids_.row_stride_bytes()) {}
+
+  // The token's index in the whole call, as messages say it.
+  [[nodiscard]] std::int64_t in_call(std::int64_t token) const { return first_token_ + token; }
 
   [[nodiscard]] std::int64_t at(std::int64_t token, int slot) const {
     const std::byte* row = static_cast<const std::byte*>(ids_.data) + token * stride_;
@@ -23,6 +27,7 @@ class IdReader {
 
  private:
   const TensorView& ids_;
+  std::int64_t first_token_;
   std::int64_t stride_;
 };
 
@@ -39,7 +44,7 @@ int read_ids(const MoeParams& params, const IdReader& reader, std::int64_t token
   for (int slot = 0; slot < params.top_k; ++slot) {
     const std::int64_t id = reader.at(token, slot);
     const bool none = id == -1 || id == params.invalid_expert_id;
-    if (!none && (id < 0 || id >= params.num_experts)) refuse_id(params, token, slot, id);
+    if (!none && (id < 0 || id >= params.num_experts)) refuse_id(params, reader.in_call(token), slot, id);
     wire[static_cast<std::size_t>(slot)] = none ? -1 : static_cast<std::int32_t>(id);
     live += none ? 0 : 1;
   }
@@ -101,7 +106,7 @@ void HostEngine::plan(const DispatchRequest& request, Round& round) {
     return;
   }
   const MoeParams& params = setup_.params;
-  const IdReader reader(request.topk_ids);
+  const IdReader reader(request);
   const auto top_k = static_cast<std::size_t>(params.top_k);
   std::array<std::int32_t, kMaxTopK> owners{};
   std::ranges::fill(round.rows_sent, 0);
@@ -111,9 +116,9 @@ void HostEngine::plan(const DispatchRequest& request, Round& round) {
     const std::span<std::int32_t> wire(round.wire_ids.data() + at * top_k, top_k);
     const int live = read_ids(params, reader, token, wire);
     if (live > params.num_experts) {
-      throw Error(ErrorCode::kInvalidArgument, "token " + std::to_string(token) + " names " + std::to_string(live) +
-                                                   " experts and there are " + std::to_string(params.num_experts) +
-                                                   "; pad the row with -1");
+      throw Error(ErrorCode::kInvalidArgument, "token " + std::to_string(reader.in_call(token)) + " names " +
+                                                   std::to_string(live) + " experts and there are " +
+                                                   std::to_string(params.num_experts) + "; pad the row with -1");
     }
     round.first_destination[at] = next;
     const int count = owners_of(params, setup_.num_ranks, wire, owners);
