@@ -2,11 +2,11 @@
 // One entry a manager, in the order of the seeds.
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 
 #include "tokenyard/error.h"
 
-#include "manager/byte_budget.h"
 #include "manager/strategy.h"
 
 namespace tokenyard::manager {
@@ -51,8 +51,19 @@ Wanted high_throughput(const Asked& asked) {
   return {.params = asked.params, .config = asked.config};
 }
 
+// The window is made from bytes alone; shapes are then each call's own.
 BackendConfig high_throughput_knobs(const BackendConfig& config, const ManagerKnobs& knobs) {
-  return with_byte_budget(std::get<HighThroughputConfig>(config), knobs);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() >> 20;
+  const std::int64_t mebibytes = knobs.high_throughput_buffer_mebibytes;
+  if (mebibytes < 1 || mebibytes > kMost) {
+    throw Error(ErrorCode::kInvalidArgument, "ManagerKnobs::high_throughput_buffer_mebibytes is " +
+                                                 std::to_string(mebibytes) + "; it must be in [1, " +
+                                                 std::to_string(kMost) + "]");
+  }
+  HighThroughputConfig own = std::get<HighThroughputConfig>(config);
+  own.buffer_bytes = mebibytes << 20;
+  own.intra_host_only = knobs.high_throughput_intra_host_only;
+  return own;
 }
 
 BackendConfig one_sided_knobs(const BackendConfig& config, const ManagerKnobs& knobs) {
@@ -71,8 +82,7 @@ constexpr std::array kStrategies{
              .scheme = Scheme::kGather,
              .no_handle = "it gathers whole tensors; use get<GatherCalls>()"},
     Strategy{.backend = "high_throughput",
-             .scheme = kByteBudget ? Scheme::kShared : Scheme::kNone,
-             .no_handle = kNoByteBudget,
+             .scheme = Scheme::kShared,
              .refusal = "leave it out: the window is sized by ManagerKnobs::high_throughput_buffer_mebibytes",
              .wanted = high_throughput,
              .unkeyed = kHighThroughputUnkeyed,

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -21,22 +22,29 @@ using support::check_throws;
 using support::run_ranks;
 
 constexpr int kRanks = 8;
+constexpr std::string_view kName = "deepep_high_throughput";
 
-// A round whose data the reference knows, on whatever communication a handle has.
+// A round whose data the reference knows, on whatever communication a handle has. One made from a byte budget takes any
+// shapes.
 void play(Communication& communication, std::uint64_t seed) {
-  support::WorldSpec spec{.params = communication.params(), .num_ranks = communication.num_ranks(), .seed = seed};
+  MoeParams params = communication.params();
+  if (params.num_experts == 0) {
+    const int odd = static_cast<int>(seed % 5);
+    params = {.num_experts = 8 + odd, .top_k = 1 + odd, .hidden_size = 24 + 300 * odd, .max_tokens_per_rank = 40};
+  }
+  support::WorldSpec spec{.params = params, .num_ranks = communication.num_ranks(), .seed = seed};
   DispatchResult result;
   support::play_round(communication, support::make_world(spec), {.seed = seed}, result);
 }
 
 TEST(SharedHandles, EqualRequestsOfThreadsAndLayersGetOne) {
   EXPECT_NO_THROW(run_ranks(kRanks, [](const Group& group) {
-    All2AllManager manager = State::create(&kShared, shared_options(group));
+    All2AllManager manager = create_all2all_manager(kName, budget_options(group));
     constexpr int kThreads = 4;
     std::vector<All2AllHandle> handles(kThreads);
     std::vector<std::thread> threads;
     for (All2AllHandle& handle : handles)
-      threads.emplace_back([&] { handle = manager.get_handle(sized(6, 24)); });
+      threads.emplace_back([&] { handle = manager.get_handle(); });
     for (std::thread& thread : threads)
       thread.join();
     for (const All2AllHandle& handle : handles) {
@@ -67,10 +75,10 @@ TEST(SharedHandles, WhatSizesAWindowTellsRequestsApart) {
 TEST(SharedHandles, GroupsAndManagersDoNotShare) {
   std::vector<Group> other = Group::in_process(2);
   EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
-    All2AllManager one = State::create(&kShared, shared_options(group));
-    All2AllManager two = State::create(&kShared, shared_options(other[static_cast<std::size_t>(group.rank())]));
-    const All2AllHandle of_one = one.get_handle(sized(6, 24));
-    const All2AllHandle of_two = two.get_handle(sized(6, 24));
+    All2AllManager one = create_all2all_manager(kName, budget_options(group));
+    All2AllManager two = create_all2all_manager(kName, budget_options(other[static_cast<std::size_t>(group.rank())]));
+    const All2AllHandle of_one = one.get_handle();
+    const All2AllHandle of_two = two.get_handle();
     check(!(of_one == of_two), "two groups share a communication");
     check(one.destroy().ok(), "destroy");
     play(of_two.get_communication(), 3);
@@ -80,8 +88,8 @@ TEST(SharedHandles, GroupsAndManagersDoNotShare) {
 TEST(SharedHandles, LastUserFreesLocallyAndTheNextRequestMakesAnew) {
   const std::int64_t before = memfd_mappings();
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    All2AllManager manager = State::create(&kShared, shared_options(group));
-    std::optional<All2AllHandle> first(manager.get_handle(sized(6, 24)));
+    All2AllManager manager = create_all2all_manager(kName, budget_options(group));
+    std::optional<All2AllHandle> first(manager.get_handle());
     std::optional<All2AllHandle> second(*first);
     group.barrier();
     check_eq(memfd_mappings(), before + kRanks, "windows while there are users");
@@ -98,7 +106,7 @@ TEST(SharedHandles, LastUserFreesLocallyAndTheNextRequestMakesAnew) {
     group.barrier();
     check_eq(memfd_mappings(), before, "windows after the last user");
     group.barrier();
-    const All2AllHandle again = manager.get_handle(sized(6, 24));
+    const All2AllHandle again = manager.get_handle();
     play(again.get_communication(), 4);
     group.barrier();
     check_eq(memfd_mappings(), before + kRanks, "windows of the new communication");
@@ -110,8 +118,8 @@ TEST(SharedHandles, LastUserFreesLocallyAndTheNextRequestMakesAnew) {
 TEST(SharedHandles, DestroyEndsWhatHandlesHold) {
   const std::int64_t before = memfd_mappings();
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-    All2AllManager manager = State::create(&kShared, shared_options(group));
-    const All2AllHandle held = manager.get_handle(sized(6, 24));
+    All2AllManager manager = create_all2all_manager(kName, budget_options(group));
+    const All2AllHandle held = manager.get_handle();
     Communication& communication = held.get_communication();
     play(communication, 5);
     check(manager.destroy().ok(), "destroy");
@@ -119,8 +127,7 @@ TEST(SharedHandles, DestroyEndsWhatHandlesHold) {
     check(!manager.initialized(), "initialised after destroy");
     DispatchResult result;
     check_throws(ErrorCode::kDestroyed, {"destroyed"}, [&] { (void)communication.dispatch({}, {}, result); });
-    check_throws(ErrorCode::kDestroyed, {"this manager was destroyed"},
-                 [&] { (void)manager.get_handle(sized(6, 24)); });
+    check_throws(ErrorCode::kDestroyed, {"this manager was destroyed"}, [&] { (void)manager.get_handle(); });
     check_throws(ErrorCode::kDestroyed, {"this manager was destroyed"}, [&] { manager.set_num_sms(1); });
     check_eq(manager.rank(), group.rank(), "rank, which anyone may still ask");
     group.barrier();
@@ -151,8 +158,8 @@ TEST(SharedHandles, OutliveTheirManager) {
   EXPECT_NO_THROW(run_ranks(2, [](const Group& group) {
     All2AllHandle handle;
     {
-      All2AllManager manager = State::create(&kShared, shared_options(group));
-      handle = manager.get_handle(sized(6, 24));
+      All2AllManager manager = create_all2all_manager(kName, budget_options(group));
+      handle = manager.get_handle();
     }
     play(handle.get_communication(), 6);
   }));
@@ -175,10 +182,10 @@ TEST(SharedHandles, DifferentRequestsFailEverywhere) {
 
 TEST(SharedHandles, AreSharedByProcessesToo) {
   EXPECT_NO_THROW(support::run_processes(kRanks, [](const Group& group) {
-    All2AllManager manager = State::create(&kShared, shared_options(group));
+    All2AllManager manager = create_all2all_manager(kName, budget_options(group));
     check(!manager.spans_hosts(), "processes of one host span hosts");
-    std::optional<All2AllHandle> handle(manager.get_handle(sized(5, 17)));
-    check(*handle == manager.get_handle(sized(5, 17)), "equal requests, different handles");
+    std::optional<All2AllHandle> handle(manager.get_handle());
+    check(*handle == manager.get_handle(), "equal requests, different handles");
     play(handle->get_communication(), 8);
     group.barrier();
     check_eq(memfd_mappings(), std::int64_t{kRanks}, "windows that this process maps");
@@ -186,7 +193,7 @@ TEST(SharedHandles, AreSharedByProcessesToo) {
     handle.reset();
     check_eq(memfd_mappings(), std::int64_t{0}, "windows after the last user");
     group.barrier();
-    const All2AllHandle again = manager.get_handle(sized(5, 17));
+    const All2AllHandle again = manager.get_handle();
     play(again.get_communication(), 9);
     check(manager.destroy().ok(), "destroy");
   }));

@@ -20,8 +20,8 @@ inline ManagerOptions options_for(const Group& group) {
   return {.group = group, .communication = support::test_options()};
 }
 
-// Compact rows whose window is sized by the request: the scheme of shared handles, on a backend that has a budget of
-// SMs, in every build.
+// Compact rows whose window is sized by the request: shared handles of which there may be several, on a backend that
+// has a budget of SMs, in every build.
 inline manager::Wanted sized_by_request(const manager::Asked& asked) {
   manager::Wanted wanted{.params = asked.params, .config = asked.config};
   wanted.params.max_tokens_per_rank = asked.request.max_num_tokens_per_dp_rank.value_or(0);
@@ -39,6 +39,13 @@ inline constexpr manager::Strategy kShared{.backend = "high_throughput",
                                            .unkeyed = kSharedUnkeyed};
 
 inline constexpr manager::Strategy kBySizes{.backend = "one_sided", .scheme = manager::Scheme::kBySizes};
+
+// `high_throughput` as its users make it: handles without arguments, from a byte budget.
+inline ManagerOptions budget_options(const Group& group) {
+  ManagerOptions options = options_for(group);
+  options.knobs.high_throughput_buffer_mebibytes = 1;
+  return options;
+}
 
 inline ManagerOptions shared_options(const Group& group) {
   ManagerOptions options = options_for(group);

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "manager/byte_budget.h"
 #include "manager/manager_setup.h"
 #include "support/errors.h"
 #include "support/run_ranks.h"
@@ -115,41 +114,46 @@ TEST(HandlesThatDoNotExist, SayWhy) {
                [&] { get("all_gather"); });
 }
 
-// Both faces of the switch in byte_budget.h; a template, because only one of them compiles.
-template <class Config>
-void expect_byte_budget() {
+TEST(HighThroughputManager, IsMadeFromAByteBudget) {
   ManagerOptions options = options_for(Group::in_process(1).front());
   options.knobs = {.high_throughput_buffer_mebibytes = 2, .high_throughput_intra_host_only = true};
   All2AllManager manager = create_all2all_manager("deepep_high_throughput", options);
-  if constexpr (manager::TakesByteBudget<Config>) {
-    const All2AllHandle handle = manager.get_handle();
-    EXPECT_TRUE(handle == manager.get_handle());
-    const auto& config = std::get<Config>(handle.get_communication().config());
-    EXPECT_EQ(config.buffer_bytes, 2 << 20);
-    EXPECT_TRUE(config.intra_host_only);
-    EXPECT_LE(handle.get_communication().window_bytes(), 2 << 20);
-    check_throws(ErrorCode::kInvalidArgument, {"takes no top_k"}, [&] { (void)manager.get_handle({.top_k = 1}); });
-  } else {
-    check_throws(ErrorCode::kUnsupported, {"`high_throughput` has no handle", "byte budget", "create_communication"},
-                 [&] { (void)manager.get_handle(); });
+  const All2AllHandle handle = manager.get_handle();
+  EXPECT_TRUE(handle == manager.get_handle());
+  const auto& config = std::get<HighThroughputConfig>(handle.get_communication().config());
+  EXPECT_EQ(config.buffer_bytes, 2 << 20);
+  EXPECT_TRUE(config.intra_host_only);
+  EXPECT_EQ(handle.get_communication().window_bytes(), 2 << 20);
+  check_throws(ErrorCode::kInvalidArgument, {"takes no top_k"}, [&] { (void)manager.get_handle({.top_k = 1}); });
+}
+
+TEST(HighThroughputManager, KnobsBecomeTheBudget) {
+  const auto with = [](const ManagerKnobs& knobs) {
+    return std::get<HighThroughputConfig>(
+        strategy_named("high_throughput").with_knobs(HighThroughputConfig{.max_num_sms = 7}, knobs));
+  };
+  const HighThroughputConfig config =
+      with({.high_throughput_buffer_mebibytes = 3, .high_throughput_intra_host_only = true});
+  EXPECT_EQ(config.buffer_bytes, 3 << 20);
+  EXPECT_TRUE(config.intra_host_only);
+  EXPECT_EQ(config.max_num_sms, 7);
+  EXPECT_EQ(with({}).buffer_bytes, std::int64_t{1} << 30);
+  for (const std::int64_t wrong : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{1} << 43}) {
+    check_throws(ErrorCode::kInvalidArgument, {"high_throughput_buffer_mebibytes is " + std::to_string(wrong)},
+                 [&] { (void)with({.high_throughput_buffer_mebibytes = wrong}); });
   }
 }
 
-TEST(HighThroughputManager, IsMadeFromAByteBudget) {
-  expect_byte_budget<HighThroughputConfig>();
-}
-
-struct ConfigWithBudget {
-  std::int64_t buffer_bytes = 0;
-  bool intra_host_only = false;
-};
-
-TEST(HighThroughputManager, KnobsBecomeTheBudget) {
-  const auto config = manager::with_byte_budget(
-      ConfigWithBudget{}, {.high_throughput_buffer_mebibytes = 3, .high_throughput_intra_host_only = true});
-  EXPECT_EQ(config.buffer_bytes, 3 << 20);
-  EXPECT_TRUE(config.intra_host_only);
-  EXPECT_EQ(manager::with_byte_budget(ConfigWithBudget{}, {}).buffer_bytes, std::int64_t{1} << 30);
+// A config of the caller's own is taken as it is: here one sized by params.
+TEST(HighThroughputManager, MayBeSizedByParams) {
+  EXPECT_NO_THROW(support::run_ranks(3, [](const Group& group) {
+    ManagerOptions options = options_for(group);
+    options.params = {.num_experts = 6, .top_k = 2, .hidden_size = 24, .max_tokens_per_rank = 5};
+    options.config = HighThroughputConfig{};
+    All2AllManager manager = create_all2all_manager("high_throughput", options);
+    const All2AllHandle handle = manager.get_handle();
+    support::check_eq(handle.get_communication().params().hidden_size, 24, "hidden_size");
+  }));
 }
 
 // Managers with arguments of their own, as far as this build has their backends.
