@@ -51,8 +51,12 @@ std::vector<SteadyCase> cases() {
     for (const Variant variant :
          {Variant::kViews, Variant::kZeroCopy, Variant::kSplit, Variant::kReplay, Variant::kInto}) {
       for (const int num_threads : {1, 2}) {
-        const SteadyCase value{.backend = backend, .variant = variant, .num_threads = num_threads};
+        SteadyCase value{.backend = backend, .variant = variant, .num_threads = num_threads};
         if (possible(value)) all.push_back(value);
+        for (const std::int64_t bytes : {kWholeBudget, kCutBudget}) {
+          value.budget_bytes = bytes;
+          if (backend == "high_throughput" && possible(value)) all.push_back(value);
+        }
       }
     }
   }

@@ -32,12 +32,18 @@ CommunicationOptions options_of(const SteadyCase& value) {
   return options;
 }
 
+Communication communication_of(const Group& group, const SteadyCase& value, const support::WorldSpec& spec) {
+  if (value.budget_bytes == 0) return support::communication_for(group, value.backend, spec, options_of(value));
+  return create_communication(group, {}, HighThroughputConfig{.buffer_bytes = value.budget_bytes}, options_of(value));
+}
+
 }  // namespace
 
 std::string name(const SteadyCase& value) {
   static constexpr std::array<std::string_view, 5> kNames{"views", "zero_copy", "split", "replay", "into"};
   return std::string(value.backend) + "_" + std::string(kNames[static_cast<std::size_t>(value.variant)]) + "_" +
-         std::to_string(value.num_threads) + "_threads";
+         std::to_string(value.num_threads) + "_threads" +
+         (value.budget_bytes > 0 ? "_budget" + std::to_string(value.budget_bytes) : "");
 }
 
 std::ostream& operator<<(std::ostream& out, const SteadyCase& value) {
@@ -46,6 +52,8 @@ std::ostream& operator<<(std::ostream& out, const SteadyCase& value) {
 
 bool possible(const SteadyCase& value) {
   const Contract& contract = find_backend(value.backend).contract;
+  const bool cut = value.budget_bytes == kCutBudget;
+  if (cut && (value.variant == Variant::kSplit || value.variant == Variant::kZeroCopy)) return false;
   if (value.variant == Variant::kZeroCopy) return contract.gives_combine_input;
   return value.variant != Variant::kReplay || contract.handle_use == HandleUse::kReplay;
 }
@@ -54,7 +62,7 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
     : case_(steady_case),
       world_(support::make_world(spec_of(steady_case))),
       tensors_(world_, group.rank(), false),
-      communication_(support::communication_for(group, steady_case.backend, world_.spec, options_of(steady_case))),
+      communication_(communication_of(group, steady_case, world_.spec)),
       input_(tensors_.input()),
       replay_input_(tensors_.input(false)) {
   const MoeParams& params = world_.spec.params;
@@ -65,6 +73,7 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
   expert_output_ = support::Tensor(Dtype::kBf16, {rows, hidden}, {.poison = std::byte{1}});
   output_ = support::Tensor(Dtype::kBf16, {case_.max_tokens, hidden});
   replay_input_.topk_weights = {};
+  options_.num_experts = params.num_experts;
   if (case_.variant == Variant::kInto) {
     hidden_into_ = support::Tensor(Dtype::kBf16, {rows, hidden});
     ids_into_ = support::Tensor(Dtype::kI32, {rows, kTopK});
@@ -92,7 +101,7 @@ bool SteadyRank::dispatch() {
   }
   if (case_.variant != Variant::kReplay) return communication_.dispatch(input_, options_, result_).ok();
   if (!std::exchange(routed_, true)) {
-    if (!communication_.dispatch(input_, {}, first_).ok()) return false;
+    if (!communication_.dispatch(input_, options_, first_).ok()) return false;
     TensorView output = output_.view();
     const CombineInput rows{.expert_output = expert_output_.view().rows(0, first_.hidden_states.num_rows())};
     if (!communication_.combine(first_.handle, rows, {}, output).ok()) return false;

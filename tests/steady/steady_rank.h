@@ -30,7 +30,12 @@ struct SteadyCase {
   int num_ranks = 2;
   int num_threads = 1;
   std::int64_t max_tokens = 70;
+  std::int64_t budget_bytes = 0;  // high_throughput: made from these alone
 };
+
+// Budgets through which the tokens go at once, and in several sub-rounds.
+inline constexpr std::int64_t kWholeBudget = 1 << 20;
+inline constexpr std::int64_t kCutBudget = 100'000;
 
 [[nodiscard]] std::string name(const SteadyCase& value);
 std::ostream& operator<<(std::ostream& out, const SteadyCase& value);
