@@ -53,14 +53,14 @@ TEST_P(BudgetDisagreement, IsAMismatchOnEveryRank) {
     EXPECT_NO_THROW(run(kind, kRanks, [&](const Group& group) {
       Communication communication = budget_made(group, cutting_budget());
       DispatchResult result;
-      for (int round = 0; round < 2; ++round) {
+      for (const World& next : worlds) {
         const World& own = worlds[group.rank() == kCulprit ? 1 : 0];
         const RankTensors tensors(own, group.rank(), false);
         const Stopwatch stopwatch;
         check_throws(ErrorCode::kMismatch, disagreement.message_parts,
                      [&] { (void)communication.dispatch(tensors.input(), of_experts(own.spec), result); });
         stopwatch.check_below(milliseconds(1'000), "the mismatch");
-        play_round(communication, worlds[round], {.expert_dtype = worlds[round].spec.params.dtype}, result);
+        play_round(communication, next, {.expert_dtype = next.spec.params.dtype}, result);
       }
     }));
   }

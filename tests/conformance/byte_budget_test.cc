@@ -57,7 +57,8 @@ std::vector<CutScenario> cut_scenarios() {
 class ByteBudget : public ::testing::TestWithParam<CutScenario> {};
 
 TEST_P(ByteBudget, GivesWhatOneRoundGives) {
-  const auto& [scenario, cut] = GetParam();
+  const Scenario& scenario = GetParam().scenario;
+  const Cut cut = GetParam().cut;
   const WorldSpec& spec = scenario.spec;
   const std::int64_t tokens = spec.params.max_tokens_per_rank;
   const std::int64_t per_part = cut == Cut::kNone ? tokens : cut == Cut::kTwo ? (tokens + 1) / 2 : 1;
