@@ -28,7 +28,7 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 add_library(tokenyard_flags INTERFACE)
-# No contraction: a fused multiply-add rounds once where the contract says twice (docs/protocol.md, "Sums").
+# No contraction: only where the contract says so is a product fused with its addition (docs/protocol.md, "Sums").
 target_compile_options(tokenyard_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-sign-conversion>)
 if(TOKENYARD_SANITIZE)

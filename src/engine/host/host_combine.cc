@@ -45,7 +45,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   if (weighs) {
     if (const Status gave = give_weights(request, round); !gave.ok()) return gave;
   }
-  stream_ = round.num_rows * setup_.layout.combine_stride() >= kStreamVolume;
+  choose_streams(round.num_rows * setup_.layout.combine_stride());
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int source = visited(i);
     if (round.rows_received[static_cast<std::size_t>(source)] == 0) continue;
@@ -75,11 +75,12 @@ void HostEngine::write_combine_header(const CombineRequest& request, const Round
 void HostEngine::stage_rows(const CombineRequest& request, const Round& round, int source) {
   const auto at = static_cast<std::size_t>(source);
   const std::int64_t base = round.row_base[at];
+  const bool stream = streams_for(source);
   if (final_places()) {
     const std::int64_t rows = std::clamp<std::int64_t>(round.row_limit - base, 0, round.rows_received[at]);
     team_.run(rows, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
       for (std::int64_t row = base + begin; row < base + end; ++row)
-        stage_row_at(request, row, row);
+        stage_row_at(request, {row, row, stream});
       flush_streams();
     });
     return;
@@ -87,18 +88,19 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
   const ReceivedTokens tokens(round, setup_.layout, source);
   const std::int64_t first_row = source * round.tokens_per_rank;
   team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
-    tokens.visit(begin, end, [&](std::int64_t token) { stage_row_at(request, first_row + token, base + token); });
+    tokens.visit(begin, end, [&](std::int64_t token) {
+      stage_row_at(request, {first_row + token, base + token, stream});
+    });
     flush_streams();
   });
 }
 
-// `from_row` counts the rows that the caller sees, `to_row` those of the combine section.
-void HostEngine::stage_row_at(const CombineRequest& request, std::int64_t from_row, std::int64_t to_row) {
-  stage_row(request.expert_output, from_row, wire_dtype(), own().combine_row(to_row, slot(combine_epoch_)), stream_);
+void HostEngine::stage_row_at(const CombineRequest& request, const StagedRow& row) {
+  stage_row(request.expert_output, row.from, wire_dtype(), own().combine_row(row.to, slot(combine_epoch_)), row.stream);
   if (request.topk_weights.defined()) {
     const TensorView& weights = request.topk_weights;
-    std::memcpy(own().weights_row(to_row, slot(combine_epoch_)),
-                static_cast<const std::byte*>(weights.data) + from_row * weights.row_stride_bytes(),
+    std::memcpy(own().weights_row(row.to, slot(combine_epoch_)),
+                static_cast<const std::byte*>(weights.data) + row.from * weights.row_stride_bytes(),
                 static_cast<std::size_t>(weights.row_bytes()));
   }
 }

@@ -39,9 +39,20 @@ class HostEngine final : public Engine {
   [[nodiscard]] PeerStatistics statistics() const override;
 
  private:
-  // Rows bypass the cache when a half stores more than a core's share of it is worth: below, their reader on another
-  // core finds them in the shared cache (measured: streaming 1 to 4 MiB costs up to 1.7 times as much).
-  static constexpr std::int64_t kStreamVolume = 8 << 20;
+  // Rows bypass the cache when a half moves at least this much: rows that another rank reads, and rows that this rank
+  // reads itself. Plain stores to lines that another core has read cost two trips between the cores. Where these take
+  // 60 ns a line, streaming is level (0.8 to 1.1 of the time); where they take 260 ns, it halves a half
+  // (docs/performance.md). This rank's own rows stay in its cache as long as they fit.
+  static constexpr std::int64_t kStreamVolume = 64 << 10;
+  static constexpr std::int64_t kOwnStreamVolume = 8 << 20;
+
+  // Called once for each half, with the bytes that it moves.
+  void choose_streams(std::int64_t bytes) {
+    stream_ = bytes >= kStreamVolume;
+    stream_own_ = bytes >= kOwnStreamVolume;
+  }
+
+  [[nodiscard]] bool streams_for(int reader) const { return reader == setup_.rank ? stream_own_ : stream_; }
 
   [[nodiscard]] bool final_places() const { return protocol::counts_first(setup_.spec.placement); }
 
@@ -97,7 +108,14 @@ class HostEngine final : public Engine {
   // Combine (host_combine.cc).
   void write_combine_header(const CombineRequest& request, const Round& round, int source);
   void stage_rows(const CombineRequest& request, const Round& round, int source);
-  void stage_row_at(const CombineRequest& request, std::int64_t from_row, std::int64_t to_row);
+
+  struct StagedRow {
+    std::int64_t from = 0;  // among the rows that the caller sees
+    std::int64_t to = 0;    // among those of the combine section
+    bool stream = false;
+  };
+
+  void stage_row_at(const CombineRequest& request, const StagedRow& row);
   Status await_owners(const CombineTarget& target, const Round& round);
   std::int64_t sum_token(const CombineTarget& target, const Round& round, std::int64_t token, int thread);
   std::int64_t rows_of_token(const Round& round, std::int64_t token, int thread, std::size_t& count);
@@ -134,6 +152,7 @@ class HostEngine final : public Engine {
   struct RowOfThread {
     std::int64_t row = 0;
     int thread = 0;
+    bool stream = false;
   };
 
   void reduce_row(const CombineRequest& request, const Round& round, RowOfThread at_work, const float* weights);
@@ -155,7 +174,8 @@ class HostEngine final : public Engine {
   std::vector<std::uint32_t> open_epochs_;
   std::vector<std::uint32_t> open_combines_;
   std::vector<Lane> lanes_;  // of the dispatch being sent
-  bool stream_ = false;      // of the half being sent: whether its rows bypass the cache
+  bool stream_ = false;      // of the half being sent: whether rows that other ranks read bypass the cache
+  bool stream_own_ = false;  // the same for rows that this rank reads
   // [depth, num_ranks]: combine in which this rank last owed rows to each origin; that origin will release it.
   std::vector<std::uint32_t> owed_epoch_;
   std::vector<std::uint32_t> given_epoch_;  // the same for weights that this rank gave to each owner
