@@ -2,8 +2,6 @@
 // What only high_throughput promises: cached handles, a fixed number of result rows, the layout query, SMs.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "conformance/small_spec.h"
 #include "support/check.h"
 #include "support/errors.h"
@@ -13,21 +11,6 @@ namespace tokenyard::support {
 namespace {
 
 constexpr int kRanks = 3;
-
-// The same routes with other rows.
-World with_new_rows(const World& world, std::uint64_t seed) {
-  World changed = world;
-  const World other = make_world(with_seed(world.spec, seed));
-  for (int rank = 0; rank < world.spec.num_ranks; ++rank) {
-    std::vector<std::byte>& bytes = changed.rank(rank).hidden.bytes;
-    const std::vector<std::byte>& donor = other.rank(rank).hidden.bytes;
-    for (std::size_t i = 0; i < bytes.size() && !donor.empty(); ++i)
-      bytes[i] = donor[i % donor.size()] ^ std::byte{5};
-    changed.rank(rank).weights = {};
-  }
-  changed.spec.with_weights = false;
-  return changed;
-}
 
 TEST(CachedHandle, ReplaysItsRouteWithNewRows) {
   const WorldSpec spec = small_spec(kRanks, 3);
