@@ -117,8 +117,10 @@ class Growth final {
  public:
   // Collective when anything grows: makes room for `params` and `extra_payload_bytes_per_token` besides what fits
   // already; tokens, combine row and dispatch bytes are each their own maximum. A request within all three returns
-  // without collective work. Old handles then fail with kReplaced. Throws kInvalidState with an operation open, and
-  // kMismatch on every rank, with the old window kept, when ranks ask for different sizes.
+  // without collective work. Old handles then fail with kReplaced. Throws on every rank at once, with the old window
+  // kept: kMismatch when ranks ask for different sizes; what is wrong with one rank's arguments, or kInvalidState when
+  // it has an operation open, on that rank and as kPeerFailed on the others. When making the new window fails, nothing
+  // is left but to destroy the communication.
   void reserve(const MoeParams& params, std::int64_t extra_payload_bytes_per_token);
 
  private:

@@ -79,9 +79,19 @@ class Core {
   void build();
   void make_window();
   void tear_down(ErrorCode why);
+  std::string agreed_text();
   void require_agreement();
   void share_outcome(const std::optional<Error>& failure) const;
   void log(LogLevel level, const std::string& text) const;
+
+  // growth.cc
+  struct Capacity {
+    MoeParams params{};
+    BackendConfig config{};
+  };
+
+  [[nodiscard]] std::optional<Capacity> capacity_for(const MoeParams& wanted, std::int64_t extra) const;
+  void require_no_open_round() const;
 
   void require_usable() const;
   Route& take_route();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creation, growth and the end of a communication: all that is collective and not a round.
+// Creation and the end of a communication: what is collective and not a round. Growth is in growth.cc.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -37,26 +37,31 @@ void Core::log(LogLevel level, const std::string& text) const {
   if (options_.log) options_.log(level, text);
 }
 
-// Everything that must agree, in one exchange; a rank whose arguments make no sense says so in its place.
+// Everything that must agree. Makes the plan, and throws when the arguments make no sense.
+std::string Core::agreed_text() {
+  validate(params());
+  if (options_.num_threads < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "num_threads is " + std::to_string(options_.num_threads) + "; it must be at least 1");
+  }
+  if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
+    throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
+  }
+  limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+  if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
+  Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
+  for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
+    fields.insert(fields.end(), more.begin(), more.end());
+  }
+  return joined(fields);
+}
+
+// In one exchange; a rank whose arguments make no sense says so in its place.
 void Core::require_agreement() {
   std::optional<Error> failure;
   std::string text;
   try {
-    validate(params());
-    if (options_.num_threads < 1) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "num_threads is " + std::to_string(options_.num_threads) + "; it must be at least 1");
-    }
-    if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
-      throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
-    }
-    limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
-    if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
-    Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
-    for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
-      fields.insert(fields.end(), more.begin(), more.end());
-    }
-    text = joined(fields);
+    text = agreed_text();
   } catch (const Error& error) {
     failure = error;
   }
@@ -161,47 +166,6 @@ Status Core::destroy() {
   }
   tear_down(ErrorCode::kDestroyed);
   return status;
-}
-
-void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
-  require_usable();
-  validate(wanted);
-  if (extra < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "extra_payload_bytes_per_token is " + std::to_string(extra) + "; it must not be negative",
-                limits_.rank);
-  }
-  const MoeParams& now = params();
-  const std::int64_t bytes_now = dispatch_bytes_per_token(now) + limits_.backend->extra_capacity(config_);
-  const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + extra;
-  const bool same_routing = wanted.top_k == now.top_k && wanted.num_experts == now.num_experts;
-  if (same_routing && wanted.max_tokens_per_rank <= now.max_tokens_per_rank && wanted.hidden_size <= now.hidden_size &&
-      bytes_wanted <= bytes_now) {
-    return;
-  }
-  const auto busy = [](const auto& route) {
-    return route->views_open || route->state == RouteState::kSent || route->state == RouteState::kCombining;
-  };
-  if (std::ranges::any_of(pool_->routes, busy)) {
-    throw Error(ErrorCode::kInvalidState, "a round is open; combine it before growing", limits_.rank);
-  }
-  Core request(group_, *limits_.backend, wanted, limits_.backend->with_extra_capacity(config_, extra), options_);
-  request.require_agreement();
-
-  // The wider rows size combine; dispatch bytes beyond what their format needs are kept as extra room.
-  const bool keep_rows =
-      wanted.hidden_size < now.hidden_size || (wanted.hidden_size == now.hidden_size && bytes_wanted < bytes_now);
-  MoeParams grown = keep_rows ? now : wanted;
-  grown.top_k = wanted.top_k;
-  grown.num_experts = wanted.num_experts;
-  grown.max_tokens_per_rank = std::max(wanted.max_tokens_per_rank, now.max_tokens_per_rank);
-  const std::int64_t grown_extra = std::max(bytes_wanted, bytes_now) - dispatch_bytes_per_token(grown);
-  config_ = limits_.backend->with_extra_capacity(config_, grown_extra);
-  limits_.params = grown;
-  group_.barrier();
-  tear_down(ErrorCode::kReplaced);
-  group_.barrier();  // never two windows at once
-  build();
 }
 
 }  // namespace tokenyard::communication
