@@ -165,9 +165,13 @@ class Communication final {
 
   // Memory to write expert output into, in the shape that combine takes: of the window, so that combine copies nothing,
   // or for low_latency ordinary memory. Not defined when there is none (Contract::gives_combine_input, another open
-  // handle holds it, dtype is not of this communication's width, or all_gather with unequal sizes): bring your own
-  // tensor. Valid until the handle's combine returns.
+  // handle holds it or is between the halves of its combine, dtype is not of this communication's width, or all_gather
+  // with unequal sizes): bring your own tensor. Valid until the handle's combine returns.
   [[nodiscard]] TensorView combine_input(const Handle& handle, Dtype dtype);
+  // all_gather, where rows lie in rank order whatever a dispatch brings: the same memory, [num_rows, hidden_size], also
+  // before the dispatch. Valid until the next combine returns. Waits for ranks that still read the last combine's rows;
+  // not defined while that combine is between its halves here.
+  [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
   // The sticky fault, or kOk. Never blocks.
   Status poll() const;

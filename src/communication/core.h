@@ -50,6 +50,7 @@ class Core {
                       const TensorView* output);
   Status combine_receive(Handle& handle, const TensorView& output);
   TensorView combine_input(const Handle& handle, Dtype dtype);
+  TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
   [[nodiscard]] Status poll() const;
   Status reset();
@@ -112,6 +113,8 @@ class Core {
                                               const TensorView* output);
   [[nodiscard]] bool in_received_rows(const TensorView& tensor) const;
   [[nodiscard]] bool holds_combine_section(const Route& route) const;
+  [[nodiscard]] bool fits_combine_rows(Dtype dtype) const;
+  [[nodiscard]] bool between_combine_halves() const;
   [[nodiscard]] Error with_rank(const Error& error) const;
 
   Group group_;

@@ -118,16 +118,25 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
   return status;
 }
 
+bool Core::fits_combine_rows(Dtype dtype) const {
+  return size_of(dtype) == size_of(params().dtype) && protocol::is_wide_float(dtype);
+}
+
+// Between the halves of a combine this rank's own rows are among those that it has yet to read.
+bool Core::between_combine_halves() const {
+  return std::ranges::any_of(pool_->routes, [](const auto& route) { return route->state == RouteState::kCombining; });
+}
+
 TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   require_usable();
   Route& route = route_of(handle);
-  const bool fits = size_of(dtype) == size_of(params().dtype) && protocol::is_wide_float(dtype);
-  if (route.state != RouteState::kReceived || !fits) return {};
+  if (route.state != RouteState::kReceived || !fits_combine_rows(dtype)) return {};
   if (protocol::by_expert(limits_.plan.spec.placement)) return received_->combine_buffer(route, dtype);
   if (limits_.plan.spec.transport == protocol::Transport::kQueue || !holds_combine_section(route)) return {};
   const auto& tokens = route.round.tokens_of;
   const bool equal = std::ranges::adjacent_find(tokens, std::ranges::not_equal_to{}) == tokens.end();
   if (info().contract.output_layout == OutputLayout::kEveryRank && !equal) return {};
+  if (between_combine_halves()) return {};
   if (!engine_->fault().ok() || !engine_->acquire_combine_section().ok()) return {};
   combine_section_of_ = &route;
   TensorView view;
@@ -148,6 +157,18 @@ TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   // A layer narrower than the communication was made for combines rows of its own width.
   const PayloadKind& dispatched = route.kinds[protocol::kHiddenPlane];
   add(dispatched.dtype == params().dtype ? dispatched.inner[0] : params().hidden_size, 1);
+  return view;
+}
+
+// Where rows lie depends on nothing but their number, so no dispatch is needed to give their memory.
+TensorView Core::combine_input(std::int64_t num_rows, Dtype dtype) {
+  require_usable();
+  const bool there = info().contract.output_layout == OutputLayout::kEveryRank && fits_combine_rows(dtype) &&
+                     num_rows >= 0 && num_rows <= layout_.combine_rows() && combine_section_of_ == nullptr &&
+                     !between_combine_halves();
+  if (!there || !engine_->fault().ok() || !engine_->acquire_combine_section().ok()) return {};
+  TensorView view(window_->own() + layout_.combine_row(0), dtype, {num_rows, params().hidden_size});
+  view.strides[0] = layout_.combine_stride() / size_of(dtype);
   return view;
 }
 
