@@ -26,7 +26,7 @@ using support::Rng;
 constexpr int kNumRanks = 4;
 constexpr std::uint64_t kSeed = 20'270'131;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-// Some twenty times slower there; enough for every act of every line.
+// Some ten times slower there; enough for every act of every line.
 constexpr int kRounds = 1'000;
 #else
 constexpr int kRounds = 20'000;
