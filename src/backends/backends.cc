@@ -28,12 +28,7 @@ std::vector<BackendInfo> collect() {
 constexpr std::array<std::string_view, 2> kBaseClasses{"All2AllManagerBase", "DeepEPAll2AllManagerBase"};
 
 communication::Plan plan_of(const MoeParams& params, const BackendConfig& config, int num_ranks) {
-  validate(params);
-  if (num_ranks < 1 || num_ranks > Group::kMaxRanks) {
-    throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be in [1, " +
-                                                 std::to_string(Group::kMaxRanks) + "]");
-  }
-  return registry::backend_of(config).plan(params, config, num_ranks);
+  return communication::plan_checked(registry::backend_of(config), params, config, num_ranks);
 }
 
 }  // namespace

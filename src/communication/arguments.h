@@ -40,6 +40,10 @@ void prepare_dispatch(const Limits& limits,
 void check_output(const Limits& limits, const TensorView& output, const Route& route);
 void check_bias_dtypes(const engine::CombineTarget& target);
 
+// Refuses what no tensor can be: numbers of dimensions that there are not, negative extents, sizes beyond any memory.
+// Everything below and all of TensorView may then be used. A tensor that is not given is fine. `what` names it.
+void check_tensor(const TensorView& tensor, std::string_view what);
+
 // A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
 // unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate nothing.
 void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows);

@@ -5,10 +5,38 @@
 #include <limits>
 
 #include "tokenyard/error.h"
+#include "tokenyard/group.h"
 
 #include "protocol/block_cast.h"
 
 namespace tokenyard::communication {
+
+namespace {
+
+// Rows and what combine keeps of them; all else in a window is small beside these.
+void require_addressable(const protocol::WindowShape& shape) {
+  const std::int64_t rows = shape.num_ranks * shape.max_tokens;
+  const std::int64_t most = kMaxWindowBytes / rows;
+  const std::int64_t rest = shape.row_capacity + shape.combine_row_bytes + shape.weights_row_bytes;
+  if (rest <= most && shape.extra_capacity <= most - rest) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "a window of " + std::to_string(rows) + " rows of " + std::to_string(rest) + " and " +
+                  std::to_string(shape.extra_capacity) + " bytes (hidden_size, extra_payload_bytes_per_token) is " +
+                  "larger than any memory; rows of at most " + std::to_string(most) + " bytes fit");
+}
+
+}  // namespace
+
+Plan plan_checked(const Backend& backend, const MoeParams& params, const BackendConfig& config, int num_ranks) {
+  validate(params);
+  if (num_ranks < 1 || num_ranks > Group::kMaxRanks) {
+    throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be in [1, " +
+                                                 std::to_string(Group::kMaxRanks) + "]");
+  }
+  Plan plan = backend.plan(params, config, num_ranks);
+  require_addressable(plan.shape);
+  return plan;
+}
 
 protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks) {
   const std::int64_t rows = static_cast<std::int64_t>(num_ranks) * params.max_tokens_per_rank;

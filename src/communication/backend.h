@@ -36,6 +36,16 @@ struct Backend {
   std::int64_t (*extra_capacity)(const BackendConfig& config) = nullptr;
 };
 
+// No memory is larger, nor is any size that is derived from less than this more than 64 bits hold.
+inline constexpr std::int64_t kMaxWindowBytes = kMaxTensorBytes;
+
+// The backend's plan. Throws what `validate` and the backend throw, and kInvalidArgument for a number of ranks that no
+// group has or a window that no memory can hold.
+[[nodiscard]] Plan plan_checked(const Backend& backend,
+                                const MoeParams& params,
+                                const BackendConfig& config,
+                                int num_ranks);
+
 // The parts of a window's shape that follow from the params alone.
 [[nodiscard]] protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks);
 

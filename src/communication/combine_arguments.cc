@@ -41,6 +41,7 @@ void check_blocks(const TensorView& rows, const Route& route) {
 }
 
 void check_expert_output(const Limits& limits, const TensorView& rows, const Route& route) {
+  check_tensor(rows, "expert_output");
   if (!rows.defined()) refuse("expert_output is not given");
   const bool blocks = protocol::space_per_source(limits.plan.spec.placement);
   if (rows.num_dims == 3 && blocks) {
@@ -56,6 +57,7 @@ void check_expert_output(const Limits& limits, const TensorView& rows, const Rou
 }
 
 void check_weight_rows(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
+  check_tensor(weights, what);
   if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
     refuse(std::string(what) + " is " + weights.describe() +
            "; it must be f32[rows, top_k = " + std::to_string(limits.params.top_k) + "]");
@@ -98,6 +100,7 @@ engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput&
 }
 
 void check_output(const Limits& limits, const TensorView& output, const Route& route) {
+  check_tensor(output, "output");
   if (!output.defined()) refuse("output is not given; it must be [num_tokens, hidden]");
   if (output.num_dims != 2) refuse("output is " + output.describe() + "; it must be [num_tokens, hidden]");
   check_rows(output, "output", route.round.num_tokens);
@@ -111,6 +114,7 @@ engine::CombineTarget prepare_target(const Limits& limits,
   engine::CombineTarget target;
   for (std::size_t i = 0; i < input.bias.size(); ++i) {
     const TensorView& bias = input.bias[i];
+    check_tensor(bias, "bias");
     if (!bias.defined()) continue;
     if (!limits.backend->info.contract.takes_bias) {
       refuse("`" + std::string(limits.backend->info.name) + "` takes no bias; leave it out");

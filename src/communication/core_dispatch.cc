@@ -110,6 +110,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
 
 Layout Core::layout(const TensorView& topk_ids) {
   require_usable();
+  check_tensor(topk_ids, "topk_ids");
   if (!topk_ids.defined() || topk_ids.num_dims != 2 || topk_ids.shape[1] != params().top_k ||
       (topk_ids.dtype != Dtype::kI32 && topk_ids.dtype != Dtype::kI64)) {
     throw Error(ErrorCode::kInvalidArgument, "topk_ids is " + topk_ids.describe() +

@@ -50,7 +50,7 @@ void Core::require_agreement() {
     if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
       throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
     }
-    limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+    limits_.plan = plan_checked(*limits_.backend, params(), config_, limits_.num_ranks);
     if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
     Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
     for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
@@ -173,7 +173,8 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
   }
   const MoeParams& now = params();
   const std::int64_t bytes_now = dispatch_bytes_per_token(now) + limits_.backend->extra_capacity(config_);
-  const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + extra;
+  // An impossible request does not fit either; the exchange below then refuses it on every rank.
+  const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + std::min(extra, kMaxWindowBytes);
   const bool same_routing = wanted.top_k == now.top_k && wanted.num_experts == now.num_experts;
   if (same_routing && wanted.max_tokens_per_rank <= now.max_tokens_per_rank && wanted.hidden_size <= now.hidden_size &&
       bytes_wanted <= bytes_now) {

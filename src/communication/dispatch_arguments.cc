@@ -113,6 +113,18 @@ void check_routing(const Limits& limits, const DispatchInput& input, bool replay
   if (!replay && contract.topk_ids_required && !input.topk_ids.defined()) refuse("topk_ids is not given");
 }
 
+// Nothing else may look at a tensor before.
+void check_tensors(const DispatchInput& input) {
+  check_tensor(input.hidden_states, "hidden_states");
+  check_tensor(input.hidden_states_scale, "hidden_states_scale");
+  check_tensor(input.topk_ids, "topk_ids");
+  check_tensor(input.topk_weights, "topk_weights");
+  check_tensor(input.router_logits, "router_logits");
+  check_tensor(input.eplb_local_stats, "eplb_local_stats");
+  for (const TensorView& extra : input.extra_payloads)
+    check_tensor(extra, "one of extra_payloads");
+}
+
 void check_extras(const DispatchInput& input) {
   const auto count = static_cast<std::int64_t>(input.extra_payloads.size());
   if (count > protocol::kMaxExtraPayloads) {
@@ -166,7 +178,7 @@ void check_stats(const Limits& limits, const DispatchInput& input) {
     refuse("eplb_local_stats has " + std::to_string(stats.shape[0]) + " entries; " + quoted(limits) +
            " takes statistics of all " + std::to_string(room) + " experts");
   }
-  if (stats.data == nullptr && stats.shape[0] > 0) refuse("eplb_local_stats has entries and no memory");
+  check_rows(stats, "eplb_local_stats", stats.shape[0]);
 }
 
 // Ids that routing turns into i32 may have another dtype on every rank.
@@ -276,30 +288,6 @@ void plan_payload_planes(const Limits& limits, Route& route) {
 
 }  // namespace
 
-void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows) {
-  const auto refuse_tensor = [&](const std::string& reason) {
-    refuse(std::string(what) + " is " + tensor.describe() + "; " + reason);
-  };
-  if (tensor.device.kind != DeviceKind::kCpu) refuse_tensor("it must be in host memory");
-  if (tensor.num_rows() != num_rows) refuse_tensor("it must have " + std::to_string(num_rows) + " rows");
-  std::int64_t stride = 1;
-  for (int i = tensor.num_dims - 1; i >= 1; --i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (tensor.shape[at] != 1 && tensor.strides[at] != stride) {
-      refuse_tensor("the elements of a row must be contiguous");
-    }
-    stride *= tensor.shape[at];
-  }
-  if (num_rows == 0 || tensor.row_bytes() == 0) return;
-  if (tensor.data == nullptr) refuse_tensor("it has no memory");
-  if (tensor.strides[0] < 0 || (num_rows > 1 && tensor.strides[0] < stride)) {
-    refuse_tensor("rows must not overlap or run backwards");
-  }
-  if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(tensor.dtype)) != 0) {
-    refuse_tensor("it must start at a multiple of its element's " + std::to_string(size_of(tensor.dtype)) + " bytes");
-  }
-}
-
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options) {
   const Contract& contract = limits.backend->info.contract;
   refuse_unless(contract.takes_topk_ids, input.topk_ids.defined(), limits, "topk_ids");
@@ -343,6 +331,7 @@ void prepare_dispatch(const Limits& limits,
                       const DispatchOptions& options,
                       const engine::Round* replay,
                       Route& route) {
+  check_tensors(input);
   check_dispatch_options(limits, input, options);
   check_hidden_states(limits, input);
   check_scale(limits, input);

@@ -53,6 +53,11 @@ void validate(const MoeParams& params) {
                                                  "; it must be bf16, f16 or f32 (quantised rows are described by "
                                                  "dispatch_format)");
   }
+  if (params.dispatch_format > DispatchFormat::kMxfp4) {
+    throw Error(ErrorCode::kInvalidArgument, "MoeParams::dispatch_format is " +
+                                                 std::to_string(static_cast<int>(params.dispatch_format)) +
+                                                 "; it must be one of DispatchFormat's names");
+  }
   const std::int64_t id = params.invalid_expert_id;
   if (id >= 0 && id < params.num_experts) {
     throw Error(ErrorCode::kInvalidArgument, "MoeParams::invalid_expert_id is " + std::to_string(id) +

@@ -156,6 +156,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
   check_stats_into(route, options.into->eplb_gathered_stats);
   for (int plane = 0; plane < protocol::kFirstExtraPlane + route.num_extras; ++plane) {
     const TensorView into = wanted(options, plane);
+    check_tensor(into, label_of(plane));
     if (!into.defined()) continue;
     const bool routing = plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane;
     const bool shown = !protocol::by_expert(limits_.plan.spec.placement) || !routing;

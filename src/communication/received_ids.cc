@@ -135,9 +135,11 @@ void Received::count_experts(const Route& route, RowCounts& counts) {
 }
 
 void Received::check_stats_into(const Route& route, const TensorView& stats) const {
+  check_tensor(stats, "into->eplb_gathered_stats");
   if (!stats.defined()) return;
-  const bool right = stats.dtype == Dtype::kI32 && stats.num_dims == 2 && stats.shape[0] == limits_.num_ranks &&
-                     stats.shape[1] == route.num_stats && stats.contiguous() && stats.data != nullptr;
+  const bool right = stats.device.kind == DeviceKind::kCpu && stats.dtype == Dtype::kI32 && stats.num_dims == 2 &&
+                     stats.shape[0] == limits_.num_ranks && stats.shape[1] == route.num_stats && stats.contiguous() &&
+                     stats.data != nullptr;
   if (right && route.num_stats > 0) return;
   throw Error(ErrorCode::kInvalidArgument, "into->eplb_gathered_stats is " + stats.describe() +
                                                "; it must be a contiguous i32[" + std::to_string(limits_.num_ranks) +
