@@ -165,6 +165,12 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
     }
     const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
     const bool blocks = blocked() && into.num_dims == kind.num_inner + 2;
+    if (!blocks && into.num_dims != kind.num_inner + 1) {
+      throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is " + into.describe() +
+                                                   "; it must have " + std::to_string(kind.num_inner + 1) +
+                                                   " dimensions, as the input has" +
+                                                   (blocked() ? ", or one more for blocks of rows" : ""));
+    }
     const TensorView row = blocks ? block_of(into, 0) : into;
     if (row.dtype != kind.dtype || row.row_bytes() != bytes_of_row(kind)) {
       throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is " + into.describe() +

@@ -87,6 +87,26 @@ TEST(HostileArguments, TensorsLargerThanAnyMemory) {
   expect_refused([&] { (void)view.rows(1, kLargest); }, "not inside");
 }
 
+// One dimension more is a dimension for the source rank, which only rank-major results have.
+TEST(HostileArguments, OutputsWithADimensionForRanksThatTheResultHasNot) {
+  for (const std::string_view backend : {"all_gather", "high_throughput"}) {
+    support::WorldSpec spec{.params = {.num_experts = 5, .top_k = 3, .hidden_size = 20, .max_tokens_per_rank = 6},
+                            .num_tokens = {4}};
+    const support::World world = support::make_world(spec);
+    Communication communication = support::communication_for(Group::in_process(1).front(), backend, spec);
+    const support::RankTensors tensors(world, 0, false);
+    std::array<std::uint16_t, 120> memory{};
+    DispatchResult into;
+    into.hidden_states = TensorView(memory.data(), Dtype::kBf16, {6, 20, 1});
+    DispatchResult result;
+    expect_refused([&] { (void)communication.dispatch(tensors.input(), {.into = &into}, result); }, "2 dimensions");
+    into.hidden_states = TensorView(memory.data(), Dtype::kBf16, {6, 20});
+    ASSERT_TRUE(communication.dispatch(tensors.input(), {.into = &into}, result).ok());
+    EXPECT_EQ(result.hidden_states.shape[0], 4);
+    EXPECT_EQ(result.hidden_states.shape[1], 20);
+  }
+}
+
 struct HostileView {
   std::string name;
   std::function<void(TensorView&)> spoil;
