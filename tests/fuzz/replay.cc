@@ -33,15 +33,17 @@ using tokenyard::support::Rng;
 constexpr std::size_t kMaxBytes = 4096;
 
 // What the handlers below need, set before they can run.
-Bytes current;            // NOLINT(cert-err58-cpp)
-std::string failed_path;  // NOLINT(cert-err58-cpp)
+Bytes current;
+std::string failed_path;
+std::string where;  // what is printed about it
 
-// Only calls that a signal handler may make.
+// Only calls that a signal handler may make. What cannot be written is lost: the program ends anyhow.
 void write_current() {
   const int file = open(failed_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0) return;
-  if (write(file, current.data(), current.size()) < 0) (void)!write(STDERR_FILENO, "cannot write it\n", 16);
+  const bool written = write(file, current.data(), current.size()) == static_cast<ssize_t>(current.size());
   close(file);
+  if (written) (void)!write(STDERR_FILENO, where.data(), where.size());
 }
 
 void on_signal(int number) {
@@ -138,8 +140,8 @@ bool run_one(const std::string& what, Bytes bytes) {
   try {
     return LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(current.data()), current.size()) == 0;
   } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", what.c_str(), error.what());
     write_current();
-    std::fprintf(stderr, "%s: %s\nthe input is in %s\n", what.c_str(), error.what(), failed_path.c_str());
     return false;
   }
 }
@@ -161,6 +163,7 @@ int main(int argc, char** argv) {
     }
   }
   failed_path = std::filesystem::path(argv[0]).filename().string() + ".failed";
+  where = "the input that failed is in " + failed_path + "\n";
   for (const int number : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL})
     (void)std::signal(number, on_signal);
   if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(write_current);

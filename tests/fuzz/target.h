@@ -14,4 +14,5 @@ void run_target(std::span<const std::byte> bytes);
 
 }  // namespace tokenyard::fuzz
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name is libFuzzer's
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
