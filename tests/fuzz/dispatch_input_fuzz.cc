@@ -95,7 +95,7 @@ void set_contiguous(TensorView& view) {
   }
 }
 
-// One change; returns whether no call may take the view any more. `bits` says which.
+// One change; returns whether no call may take the view any more.
 bool spoil(Input& input, TensorView& view) {
   const auto last = static_cast<std::size_t>(view.num_dims - 1);
   switch (input.below(9)) {
@@ -132,7 +132,8 @@ bool spoil(Input& input, TensorView& view) {
       return view.shape[last] > 1 && view.strides[last] != 1 && last > 0;
     default:
       view.strides[0] = input.hostile<std::int64_t>();
-      return view.shape[0] > 1 && view.strides[0] < 0;
+      // Rows of no bytes may lie anywhere.
+      return view.shape[0] > 1 && view.strides[0] < 0 && view.row_bytes() > 0;
   }
 }
 
