@@ -76,6 +76,11 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   if (route.state != RouteState::kSent && !repeated) {
     throw Error(ErrorCode::kInvalidState, "there is nothing to receive for this handle", limits_.rank);
   }
+  try {
+    check_statistics(limits_, options);
+  } catch (const Error& error) {
+    throw with_rank(error);  // nothing was received; the call may be repeated
+  }
   if (route.state == RouteState::kSent) {
     Status status;
     received_->place_expert_rows(route, options, options_.allocate_output, result);

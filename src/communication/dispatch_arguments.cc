@@ -232,7 +232,7 @@ void check_runtime_max(const Limits& limits, const DispatchOptions& options, std
   if (value >= own_tokens && value <= limits.params.max_tokens_per_rank) return;
   refuse("runtime_max_tokens_per_rank is " + std::to_string(value) + "; it must be at least this rank's " +
          std::to_string(own_tokens) +
-         " tokens, at least 1 and at most max_tokens_per_rank = " + std::to_string(limits.params.max_tokens_per_rank));
+         " tokens and at most max_tokens_per_rank = " + std::to_string(limits.params.max_tokens_per_rank));
 }
 
 // e8m0 scales cross in whole 32-bit words; the last one ends in zeros.
@@ -252,17 +252,6 @@ void plan_cast(const DispatchInput& input, const DispatchOptions& options, Route
       .dtype = ue8m0 ? Dtype::kE8m0 : Dtype::kF32,
       .num_inner = 1,
       .inner = {protocol::ceil_div(input.hidden_states.shape[1], protocol::kCastBlock), 0}};
-}
-
-void check_statistic(const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries) {
-  if (!tensor.defined()) return;
-  const bool right = tensor.dtype == dtype && tensor.num_dims == 1 && tensor.shape[0] == entries &&
-                     tensor.contiguous() && (tensor.data != nullptr || entries == 0) &&
-                     tensor.device.kind == DeviceKind::kCpu;
-  if (right) return;
-  std::string message(what);
-  message.append(" is ").append(tensor.describe()).append("; it must be a contiguous ").append(name(dtype));
-  refuse(message.append("[").append(std::to_string(entries)).append("] in host memory"));
 }
 
 void set_blocks(const Limits& limits, Route& route) {
@@ -288,6 +277,12 @@ void plan_payload_planes(const Limits& limits, Route& route) {
 
 }  // namespace
 
+void check_statistics(const Limits& limits, const DispatchOptions& options) {
+  const int experts = num_local_experts(limits.params, limits.rank, limits.num_ranks);
+  check_list(options.routes_per_expert, "routes_per_expert", Dtype::kI32, experts);
+  check_list(options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
+}
+
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options) {
   const Contract& contract = limits.backend->info.contract;
   refuse_unless(contract.takes_topk_ids, input.topk_ids.defined(), limits, "topk_ids");
@@ -305,14 +300,15 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
   refuse_unless(contract.takes_receive_statistics,
                 options.routes_per_expert.defined() || options.wait_per_source.defined(), limits,
                 "routes_per_expert and wait_per_source");
+  if (options.cast > DispatchCast::kFp8Block128Ue8m0) {
+    refuse("cast is " + std::to_string(static_cast<int>(options.cast)) + "; it must be one of DispatchCast's names");
+  }
   const bool castable = input.hidden_states.dtype == limits.params.dtype && !input.hidden_states_scale.defined();
   if (options.cast != DispatchCast::kNone && !castable) {
     refuse("hidden_states is " + input.hidden_states.describe() + "; a cast takes rows of " +
            std::string(name(limits.params.dtype)) + " and no hidden_states_scale");
   }
-  check_statistic(options.routes_per_expert, "routes_per_expert", Dtype::kI32,
-                  num_local_experts(limits.params, limits.rank, limits.num_ranks));
-  check_statistic(options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
+  check_statistics(limits, options);
   if (options.expert_alignment < 1) {
     refuse("expert_alignment is " + std::to_string(options.expert_alignment) + "; it must be at least 1");
   }
@@ -379,6 +375,8 @@ void prepare_dispatch(const Limits& limits,
   route.request.digest = digest_of(route, protocol::routed(limits.plan.spec.placement));
   const std::int64_t all_rows = limits.plan.shape.num_ranks * limits.plan.shape.max_tokens;
   route.request.row_limit = options.num_worst_tokens.value_or(all_rows);
+  route.num_worst_tokens = options.num_worst_tokens;
+  route.expert_alignment = options.expert_alignment;
 }
 
 }  // namespace tokenyard::communication

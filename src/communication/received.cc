@@ -81,9 +81,9 @@ bool Received::own_copy(int plane) const {
          (plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane);
 }
 
-std::int64_t Received::rows_shown(const Route& route, const DispatchOptions& options) const {
+std::int64_t Received::rows_shown(const Route& route) const {
   if (blocked()) return route.num_blocks * route.rows_per_block;
-  return options.num_worst_tokens ? *options.num_worst_tokens : route.round.num_rows;
+  return route.num_worst_tokens.value_or(route.round.num_rows);
 }
 
 const std::byte* Received::window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const {
@@ -177,7 +177,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
                                                    "; its rows must be " + std::to_string(bytes_of_row(kind)) +
                                                    " bytes of " + std::string(name(kind.dtype)));
     }
-    check_rows(row, label_of(plane), row.num_rows());
+    blocks ? check_blocks(into, label_of(plane)) : check_rows(into, label_of(plane), into.num_rows());
     if (blocked()) check_room(into, route, blocks, label_of(plane));
   }
 }
@@ -195,7 +195,7 @@ Received::Outcome Received::fill(Route& route,
                                  const DispatchOptions& options,
                                  const Allocate& allocate,
                                  DispatchResult& result) {
-  const std::int64_t rows = rows_shown(route, options);
+  const std::int64_t rows = rows_shown(route);
   route.rows_shown = rows;
   if (protocol::by_expert(limits_.plan.spec.placement)) return fill_experts(route, options, result);
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
@@ -223,7 +223,7 @@ Received::Outcome Received::fill(Route& route,
     }
   }
   fill_stats(route, options, result.eplb_gathered_stats);
-  fill_counts(route, options, result.counts);
+  fill_counts(route, result.counts);
   return {.needed_rows = 0, .has_views = has_views_};
 }
 
