@@ -68,13 +68,7 @@ std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, 
 }
 
 std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {
-  const protocol::WindowLayout layout = protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape);
-  const std::int64_t rows = layout.combine_rows() * (layout.shape().row_capacity + layout.shape().extra_capacity);
-  if (!protocol::by_expert(layout.shape().placement)) return rows;
-  // A row for every expert, each with the number of its token; rank 0 owns as many experts as any.
-  const std::int64_t experts = num_local_experts(params, 0, num_ranks);
-  const std::int64_t ranges = std::int64_t{num_ranks} * 2 * 4;
-  return experts * (rows + layout.combine_rows() * 4 + ranges);
+  return communication::output_bytes(params, protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape));
 }
 
 Communication create_communication(const Group& group,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "tokenyard/error.h"
 #include "tokenyard/group.h"
@@ -13,19 +14,47 @@ namespace tokenyard::communication {
 
 namespace {
 
-// Rows and what combine keeps of them; all else in a window is small beside these.
-void require_addressable(const protocol::WindowShape& shape) {
-  const std::int64_t rows = shape.num_ranks * shape.max_tokens;
-  const std::int64_t most = kMaxWindowBytes / rows;
-  const std::int64_t rest = shape.row_capacity + shape.combine_row_bytes + shape.weights_row_bytes;
-  if (rest <= most && shape.extra_capacity <= most - rest) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "a window of " + std::to_string(rows) + " rows of " + std::to_string(rest) + " and " +
-                  std::to_string(shape.extra_capacity) + " bytes (hidden_size, extra_payload_bytes_per_token) is " +
-                  "larger than any memory; rows of at most " + std::to_string(most) + " bytes fit");
+std::string listed(const MoeParams& params, const protocol::WindowShape& shape) {
+  return std::to_string(shape.num_ranks) + " ranks, max_tokens_per_rank " + std::to_string(params.max_tokens_per_rank) +
+         ", hidden_size " + std::to_string(params.hidden_size) + ", num_experts " + std::to_string(params.num_experts) +
+         ", " + std::to_string(shape.extra_capacity) + " bytes of extra payloads a token and " +
+         std::to_string(shape.queue_bytes) + " bytes of a queue";
+}
+
+[[noreturn]] void refuse_size(const std::string& what, const MoeParams& params, const protocol::WindowShape& shape) {
+  throw Error(ErrorCode::kInvalidArgument, what + ", more than the " + std::to_string(kMaxWindowBytes) +
+                                               " (2^56) that a memory can have: " + listed(params, shape));
+}
+
+// Floating point does not wrap: whatever comes out below twice the limit can then be worked out in 64 bits.
+void require_addressable(const MoeParams& params, const Plan& plan) {
+  const protocol::WindowShape& shape = plan.shape;
+  const auto real = [](std::int64_t value) { return static_cast<double>(value); };
+  const double rows = real(shape.num_ranks) * real(shape.max_tokens);
+  const double row = real(shape.row_capacity) + real(shape.extra_capacity);
+  const double back = real(shape.combine_row_bytes) + real(shape.weights_row_bytes);
+  const double experts =
+      protocol::by_expert(shape.placement) ? real(num_local_experts(params, 0, shape.num_ranks)) : 1.0;
+  const double queues = 2 * real(shape.num_ranks) * real(shape.queue_bytes);
+  const double window = real(shape.depth) * rows * (row + back + real(shape.given_weights_row_bytes)) + queues;
+  const double output = experts * rows * row;
+  constexpr double kMost = 2 * static_cast<double>(kMaxWindowBytes);
+  if (window < kMost && output < kMost) return;
+  refuse_size("a window of about " + std::to_string(window) + " bytes and results of about " + std::to_string(output),
+              params, shape);
 }
 
 }  // namespace
+
+std::int64_t output_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
+  const protocol::WindowShape& shape = layout.shape();
+  const std::int64_t rows = layout.combine_rows() * (shape.row_capacity + shape.extra_capacity);
+  if (!protocol::by_expert(shape.placement)) return rows;
+  // A row for every expert, each with the number of its token; rank 0 owns as many experts as any.
+  const std::int64_t experts = num_local_experts(params, 0, shape.num_ranks);
+  const std::int64_t ranges = std::int64_t{shape.num_ranks} * 2 * 4;
+  return experts * (rows + layout.combine_rows() * 4 + ranges);
+}
 
 Plan plan_checked(const Backend& backend, const MoeParams& params, const BackendConfig& config, int num_ranks) {
   validate(params);
@@ -34,7 +63,14 @@ Plan plan_checked(const Backend& backend, const MoeParams& params, const Backend
                                                  std::to_string(Group::kMaxRanks) + "]");
   }
   Plan plan = backend.plan(params, config, num_ranks);
-  require_addressable(plan.shape);
+  require_addressable(params, plan);
+  const auto layout = protocol::WindowLayout::of(plan.shape);
+  if (layout.bytes() > kMaxWindowBytes) {
+    refuse_size("a window of " + std::to_string(layout.bytes()) + " bytes", params, plan.shape);
+  }
+  if (const std::int64_t output = output_bytes(params, layout); output > kMaxWindowBytes) {
+    refuse_size("results of " + std::to_string(output) + " bytes", params, plan.shape);
+  }
   return plan;
 }
 

@@ -36,11 +36,14 @@ struct Backend {
   std::int64_t (*extra_capacity)(const BackendConfig& config) = nullptr;
 };
 
-// No memory is larger, nor is any size that is derived from less than this more than 64 bits hold.
+// Of a window, and of a dispatch's results. No memory is larger, and sums of a few such sizes fit 64 bits.
 inline constexpr std::int64_t kMaxWindowBytes = kMaxTensorBytes;
 
+// Bytes of the largest dispatch output of one rank.
+[[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const protocol::WindowLayout& layout);
+
 // The backend's plan. Throws what `validate` and the backend throw, and kInvalidArgument for a number of ranks that no
-// group has or a window that no memory can hold.
+// group has and for a window or results that no memory can hold.
 [[nodiscard]] Plan plan_checked(const Backend& backend,
                                 const MoeParams& params,
                                 const BackendConfig& config,

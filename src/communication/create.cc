@@ -197,7 +197,10 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
   grown.num_experts = wanted.num_experts;
   grown.max_tokens_per_rank = std::max(wanted.max_tokens_per_rank, now.max_tokens_per_rank);
   const std::int64_t grown_extra = std::max(bytes_wanted, bytes_now) - dispatch_bytes_per_token(grown);
-  config_ = limits_.backend->with_extra_capacity(config_, grown_extra);
+  const BackendConfig grown_config = limits_.backend->with_extra_capacity(config_, grown_extra);
+  // Each alone may fit where the larger of both does not; every rank then throws alike, and the old window stays.
+  (void)plan_checked(*limits_.backend, grown, grown_config, limits_.num_ranks);
+  config_ = grown_config;
   limits_.params = grown;
   group_.barrier();
   tear_down(ErrorCode::kReplaced);

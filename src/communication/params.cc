@@ -37,6 +37,15 @@ void require_positive(std::string_view field, int value) {
               "MoeParams::" + std::string(field) + " is " + std::to_string(value) + "; it must be positive");
 }
 
+void require_rank(int rank, int num_ranks) {
+  if (num_ranks < 1) {
+    throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be at least 1");
+  }
+  if (rank >= 0 && rank < num_ranks) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "rank is " + std::to_string(rank) + "; it must be in [0, " + std::to_string(num_ranks) + ")");
+}
+
 }  // namespace
 
 void validate(const MoeParams& params) {
@@ -83,10 +92,12 @@ std::int64_t dispatch_bytes_per_token(const MoeParams& params) {
 }
 
 int num_local_experts(const MoeParams& params, int rank, int num_ranks) {
+  require_rank(rank, num_ranks);
   return protocol::num_local_experts(params.num_experts, num_ranks, rank);
 }
 
 int first_local_expert(const MoeParams& params, int rank, int num_ranks) {
+  require_rank(rank, num_ranks);
   return protocol::first_local_expert(params.num_experts, num_ranks, rank);
 }
 
