@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include "tokenyard/error.h"
@@ -35,13 +36,16 @@ void require_addressable(const MoeParams& params, const Plan& plan) {
   const double back = real(shape.combine_row_bytes) + real(shape.weights_row_bytes);
   const double experts =
       protocol::by_expert(shape.placement) ? real(num_local_experts(params, 0, shape.num_ranks)) : 1.0;
-  const double queues = 2 * real(shape.num_ranks) * real(shape.queue_bytes);
-  const double window = real(shape.depth) * rows * (row + back + real(shape.given_weights_row_bytes)) + queues;
+  // Rows that cross in queues have no places in the window.
+  const double places = shape.queue_bytes > 0 ? 0.0 : real(shape.depth) * rows;
+  const double window = places * (row + back) + real(shape.depth) * rows * real(shape.given_weights_row_bytes) +
+                        2 * real(shape.num_ranks) * real(shape.queue_bytes);
   const double output = experts * rows * row;
   constexpr double kMost = 2 * static_cast<double>(kMaxWindowBytes);
   if (window < kMost && output < kMost) return;
-  refuse_size("a window of about " + std::to_string(window) + " bytes and results of about " + std::to_string(output),
-              params, shape);
+  std::ostringstream sizes;
+  sizes << "a window of about " << window << " bytes and results of about " << output;
+  refuse_size(sizes.str(), params, shape);
 }
 
 }  // namespace

@@ -32,7 +32,6 @@ void check_shape_in_blocks(const TensorView& rows, const Route& route) {
 }
 
 void check_expert_output(const Limits& limits, const TensorView& rows, const Route& route) {
-  check_tensor(rows, "expert_output");
   if (!rows.defined()) refuse("expert_output is not given");
   const bool blocks = protocol::space_per_source(limits.plan.spec.placement);
   if (rows.num_dims == 3 && blocks) {
@@ -49,7 +48,6 @@ void check_expert_output(const Limits& limits, const TensorView& rows, const Rou
 }
 
 void check_weight_rows(const Limits& limits, const TensorView& weights, std::string_view what, std::int64_t num_rows) {
-  check_tensor(weights, what);
   if (weights.num_dims != 2 || weights.shape[1] != limits.params.top_k || weights.dtype != Dtype::kF32) {
     refuse(std::string(what) + " is " + weights.describe() +
            "; it must be f32[rows, top_k = " + std::to_string(limits.params.top_k) + "]");
@@ -82,6 +80,8 @@ void check_own_weights(const Limits& limits, const TensorView& weights, const Ro
 }  // namespace
 
 engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input, const Route& route) {
+  check_tensor(input.expert_output, "expert_output");
+  check_tensor(input.topk_weights, "CombineInput::topk_weights");
   check_expert_output(limits, input.expert_output, route);
   if (protocol::by_expert(limits.plan.spec.placement)) {
     check_own_weights(limits, input.topk_weights, route);
@@ -97,6 +97,9 @@ void check_output(const Limits& limits, const TensorView& output, const Route& r
   if (output.num_dims != 2) refuse("output is " + output.describe() + "; it must be [num_tokens, hidden]");
   check_rows(output, "output", route.round.num_tokens);
   check_hidden(limits, output, "output");
+  if (output.shape[1] == route.combine_width) return;
+  refuse("output is " + output.describe() + " and the rows of expert_output have " +
+         std::to_string(route.combine_width) + " elements; their widths must agree");
 }
 
 engine::CombineTarget prepare_target(const Limits& limits,
@@ -116,6 +119,7 @@ engine::CombineTarget prepare_target(const Limits& limits,
     check_hidden(limits, bias, "bias");
     target.bias[i] = bias;
   }
+  check_tensor(options.topk_weights_output, "topk_weights_output");
   if (options.topk_weights_output.defined()) {
     if (!input.topk_weights.defined()) refuse("topk_weights_output is given and CombineInput::topk_weights is not");
     check_weights(limits, options.topk_weights_output, "topk_weights_output", route.round.num_tokens);

@@ -47,7 +47,8 @@ struct Route {
   // Results in blocks: [num_blocks, rows_per_block, ...]; a block is a source rank or an expert. 0 for others.
   std::int64_t num_blocks = 0;
   std::int64_t rows_per_block = 0;
-  int buffer = 0;  // of `Received`, where results outlive the window's rows
+  int buffer = 0;                  // of `Received`, where results outlive the window's rows
+  std::int64_t combine_width = 0;  // elements of a row of the expert output that combine was given
   bool has_ids = false;
   bool combined = false;  // once at least, with this handle
   RouteState state = RouteState::kFree;

@@ -229,6 +229,47 @@ TEST(HostileArguments, ExpertOutputWhoseBlocksInterleaveIsRight) {
   EXPECT_NE(sums[0], std::vector<float>(sums[0].size()));
 }
 
+// A number of dimensions below 0 is not the same as a tensor that is not given.
+TEST(HostileArguments, CombineWeightsWithNoNumberOfDimensions) {
+  Alone alone("high_throughput", small_world());
+  std::array<std::uint16_t, 80> rows{};
+  std::array<float, 12> weights{};
+  TensorView spoiled(weights.data(), Dtype::kF32, {4, 3});
+  spoiled.num_dims = -1;
+  for (const bool given : {true, false}) {
+    ASSERT_TRUE(alone.communication.dispatch(alone.tensors.input(), {}, alone.result).ok());
+    CombineInput input{.expert_output = TensorView(rows.data(), Dtype::kBf16, {alone.result.counts.num_rows, 20})};
+    CombineOptions options;
+    (given ? input.topk_weights : options.topk_weights_output) = spoiled;
+    TensorView output(rows.data(), Dtype::kBf16, {4, 20});
+    expect_refused([&] { (void)alone.communication.combine(alone.result.handle, input, options, output); },
+                   "-1 dimensions");
+    alone.expect_good_round();
+  }
+}
+
+// Where rows may be narrower than hidden_size, both sides of one combine are equally so.
+TEST(HostileArguments, OutputOfAnotherWidthThanExpertOutput) {
+  Alone alone("one_sided", small_world());
+  std::array<std::uint16_t, 120> rows{};
+  std::array<std::uint16_t, 80> sums{};
+  for (const bool split : {false, true}) {
+    ASSERT_TRUE(alone.communication.dispatch(alone.tensors.input(), {}, alone.result).ok());
+    const CombineInput input{.expert_output = TensorView(rows.data(), Dtype::kBf16, {6, 20})};
+    TensorView narrow(sums.data(), Dtype::kBf16, {4, 19});
+    TensorView right(sums.data(), Dtype::kBf16, {4, 20});
+    if (split) {
+      auto* halves = alone.communication.get<SplitPhases>();
+      ASSERT_TRUE(halves->combine_send(alone.result.handle, input, {}).ok());
+      expect_refused([&] { (void)halves->combine_receive(alone.result.handle, narrow); }, "20 elements");
+      EXPECT_TRUE(halves->combine_receive(alone.result.handle, right).ok());
+    } else {
+      expect_refused([&] { (void)alone.communication.combine(alone.result.handle, input, {}, narrow); }, "20 elements");
+    }
+    alone.expect_good_round();
+  }
+}
+
 TEST(HostileArguments, CastsThatDoNotExist) {
   Alone alone("low_latency", small_world());
   alone.expect_dispatch_refused(alone.tensors.input(), {.cast = static_cast<DispatchCast>(4)}, "cast is 4");

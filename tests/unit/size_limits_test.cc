@@ -72,6 +72,17 @@ TEST(SizeLimits, QueuesThatNoWindowCanHold) {
   EXPECT_LE(window_bytes(kLayer, TwoSidedConfig{.queue_bytes_per_peer = kMaxTensorBytes / 4}, 1), kMaxTensorBytes);
 }
 
+// Rows of combine are larger than 2^56 bytes together, but they cross in queues.
+TEST(SizeLimits, QueuesCarryMoreThanAWindowCanHold) {
+  const MoeParams params{.num_experts = 128,
+                         .top_k = 4,
+                         .hidden_size = 50'000'000,
+                         .max_tokens_per_rank = kLargestInt,
+                         .dispatch_format = DispatchFormat::kNvfp4};
+  EXPECT_LT(window_bytes(params, TwoSidedConfig{}, 1), std::int64_t{1} << 30);
+  expect_no_size(params, OneSidedConfig{}, 1, "hidden_size 50000000");
+}
+
 // The window does not grow with the experts, but the results of low_latency do.
 TEST(SizeLimits, ResultsThatNoMemoryCanHold) {
   MoeParams params{.num_experts = 1 << 25, .top_k = 2, .hidden_size = 1024, .max_tokens_per_rank = 1 << 20};
