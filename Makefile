@@ -65,14 +65,7 @@ fuzz:
 	@tools/install_packages build test fuzz
 	@$(MAKE) --no-print-directory --silent build/fuzz/build.ninja
 	@cmake --build --preset fuzz
-	@mkdir -p build/fuzz/failed
-	@for corpus in tests/fuzz/corpus/*; do \
-	  target=$$(basename $$corpus); \
-	  echo "== $$target"; \
-	  mkdir -p build/fuzz/inputs/$$target && \
-	  tools/without_aslr build/fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(SECONDS) -timeout=20 -verbosity=0 \
-	    -print_final_stats=1 -artifact_prefix=build/fuzz/failed/$$target- build/fuzz/inputs/$$target $$corpus || exit 1; \
-	done
+	@tools/fuzz build/fuzz $(SECONDS)
 
 docs:
 	$(program)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Validation of params and the arithmetic of capacities: whatever the values, there is an Error, or a size between
 // bounds that are worked out here from the documented row formats, in numbers that do not overflow.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -103,37 +104,104 @@ std::int64_t dispatched_bytes(const MoeParams& params) {
   return -1;
 }
 
+// What the contract's tables say that a config asks for. Sizes are without any rounding.
 struct Needs {
-  Real ids_and_weights = 0;  // bytes a row
-  Real extra = 0;
-  Real logits = 0;
-  Real stats = 0;  // entries
-  Real weights_back = 0;
+  Real row = 0;         // bytes of all that is dispatched of a token
+  Real back = 0;        // bytes of a row of combine, with weights that go with it
+  Real stats = 0;       // entries
+  Real depth = 1;       // rounds that may be open at once
+  Real experts = 1;     // times that a result has room for every row
+  Real queue = 0;       // bytes of a queue; 0: rows have places of their own
+  Real queue_most = 0;  // what it may be when rounded up
 };
 
-// What the config asks for besides rows, or nothing when it makes no sense or belongs to nobody who moves tokens.
-std::optional<Needs> needs_of(const Question& question) {
-  const int top_k = question.params.top_k;
-  if (const auto* config = std::get_if<AllGatherConfig>(&question.config)) {
-    if (config->extra_payload_bytes_per_token < 0) return std::nullopt;
-    return Needs{.ids_and_weights = Real{12} * top_k,
-                 .extra = static_cast<Real>(config->extra_payload_bytes_per_token),
-                 .logits = Real{4} * question.params.num_experts};
+constexpr Real kRowRounding = 16 * 9;  // up to 16 bytes for each of seven planes, a combined row and its weights
+
+Real blocks_of(std::int64_t values, std::int64_t size) {
+  const std::int64_t blocks = values / size + (values % size == 0 ? 0 : 1);
+  return static_cast<Real>(blocks);
+}
+
+Real combine_bytes(const MoeParams& params) {
+  return Real{1} * params.hidden_size * (params.dtype == Dtype::kF32 ? 4 : 2);
+}
+
+std::optional<Needs> needs_of(const AllGatherConfig& config, const MoeParams& params) {
+  if (config.extra_payload_bytes_per_token < 0) return std::nullopt;
+  const Real logits = Real{4} * params.num_experts;
+  const auto extra = static_cast<Real>(config.extra_payload_bytes_per_token);
+  return Needs{.row = static_cast<Real>(dispatched_bytes(params)) + Real{12} * params.top_k + logits + extra,
+               .back = combine_bytes(params)};
+}
+
+std::optional<Needs> needs_of(const HighThroughputConfig& config, const MoeParams& params) {
+  if (config.max_num_sms < 1) return std::nullopt;
+  return Needs{.row = static_cast<Real>(dispatched_bytes(params)) + Real{8} * params.top_k,
+               .back = combine_bytes(params) + Real{4} * params.top_k};
+}
+
+std::optional<Needs> needs_of(const OneSidedConfig& config, const MoeParams& params) {
+  const int stats = config.eplb_stats_num_experts;
+  if (config.extra_payload_bytes_per_token < 0 || stats < 0 || stats > params.num_experts) return std::nullopt;
+  const auto extra = static_cast<Real>(config.extra_payload_bytes_per_token);
+  return Needs{.row = static_cast<Real>(dispatched_bytes(params)) + Real{8} * params.top_k + extra,
+               .back = combine_bytes(params),
+               .stats = static_cast<Real>(stats)};
+}
+
+// Rows as they are, or cast to f8e4m3 with an f32 scale for 128 values, whichever takes more. Logarithms take 168 bytes
+// for 128 values, and 8 and ten bits a value for fewer.
+std::optional<Needs> needs_of(const LowLatencyConfig& config, const MoeParams& params) {
+  const Real cast = params.hidden_size + 4 * blocks_of(params.hidden_size, 128);
+  const int rest = params.hidden_size % 128;
+  const int whole = params.hidden_size / 128;
+  const Real logarithms = Real{168} * whole + (rest == 0 ? Real{0} : 8 + blocks_of(std::int64_t{10} * rest, 8));
+  const Real weights = Real{4} * params.top_k;
+  return Needs{.row = std::max(static_cast<Real>(dispatched_bytes(params)), cast) + 2 * weights,
+               .back = (config.use_logarithmic_combine ? logarithms : combine_bytes(params)) + weights,
+               .depth = 2,
+               .experts = static_cast<Real>(params.num_experts)};
+}
+
+std::optional<Needs> needs_of(const TwoSidedConfig& config, const MoeParams& params) {
+  if (params.num_experts % 4 != 0 || config.queue_bytes_per_peer < 0) return std::nullopt;
+  Needs needs{.row = static_cast<Real>(dispatched_bytes(params)) + Real{8} * params.top_k,
+              .back = combine_bytes(params),
+              .stats = static_cast<Real>(params.num_experts)};
+  const Real entry = 16 + std::max(needs.row, needs.back);
+  needs.queue = static_cast<Real>(config.queue_bytes_per_peer);
+  needs.queue_most = needs.queue;
+  if (config.queue_bytes_per_peer == 0) {
+    needs.queue = std::max(Real{256 * 1024}, 4 * entry);
+    needs.queue_most = std::max(Real{256 * 1024}, 4 * (entry + kRowRounding + 64));
+  } else if (needs.queue < 2 * (entry + kRowRounding + 64)) {
+    return std::nullopt;  // too small, or so near that rounding decides: see is_near
   }
-  if (const auto* config = std::get_if<HighThroughputConfig>(&question.config)) {
-    if (config->max_num_sms < 1) return std::nullopt;
-    return Needs{.ids_and_weights = Real{8} * top_k, .weights_back = Real{4} * top_k};
-  }
-  if (const auto* config = std::get_if<OneSidedConfig>(&question.config)) {
-    const int stats = config->eplb_stats_num_experts;
-    if (config->extra_payload_bytes_per_token < 0 || stats < 0 || stats > question.params.num_experts) {
-      return std::nullopt;
-    }
-    return Needs{.ids_and_weights = Real{8} * top_k,
-                 .extra = static_cast<Real>(config->extra_payload_bytes_per_token),
-                 .stats = static_cast<Real>(stats)};
-  }
+  return needs;
+}
+
+std::optional<Needs> needs_of(const PassthroughConfig&, const MoeParams&) {
   return std::nullopt;
+}
+
+// Nothing when the config makes no sense or belongs to nobody who moves tokens.
+std::optional<Needs> needs_of(const Question& question) {
+  auto needs = std::visit([&](const auto& config) { return needs_of(config, question.params); }, question.config);
+  if (needs && needs->experts > 1) {
+    needs->experts = blocks_of(question.params.num_experts, std::max(question.num_ranks, 1));
+  }
+  return needs;
+}
+
+// A queue that holds two rows or does not, by how rows are rounded up.
+bool is_near(const Question& question) {
+  const auto* config = std::get_if<TwoSidedConfig>(&question.config);
+  if (config == nullptr || config->queue_bytes_per_peer <= 0) return false;
+  const MoeParams& params = question.params;
+  const Real row =
+      std::max(static_cast<Real>(dispatched_bytes(params)) + Real{8} * params.top_k, combine_bytes(params));
+  const auto queue = static_cast<Real>(config->queue_bytes_per_peer);
+  return queue >= 2 * (16 + row) && queue < 2 * (16 + row + kRowRounding + 64);
 }
 
 // The size, or nothing when an Error was thrown.
@@ -159,22 +227,23 @@ void check_sizes(const Question& question, const Needs& needs) {
 
   const Real ranks = question.num_ranks;
   const Real rows = ranks * params.max_tokens_per_rank;
-  const std::int64_t combine_bytes = std::int64_t{params.hidden_size} * (params.dtype == Dtype::kF32 ? 4 : 2);
-  const Real row = static_cast<Real>(dispatched_bytes(params)) + needs.ids_and_weights + needs.extra + needs.logits;
-  const Real back = static_cast<Real>(combine_bytes) + needs.weights_back;
-  // Rounding: up to 16 bytes for each of seven planes and for a combined row and its weights, and lines of 64 bytes for
-  // each chunk, which is at least a token.
-  const Real rounding = rows * (16 * 9 + 64) + ranks * ranks * 512 + ranks * (8192 + 4 * needs.stats) + 8192;
-  const Real least = rows * (row + back) + ranks * 4 * needs.stats;
-  if (rows > 0x7FFF'FFFF || least > kAddressable) {
+  const bool queued = needs.queue > 0;
+  const Real places = queued ? 0 : needs.depth * rows;
+  const Real lines = ranks * ranks * 512 + ranks * (8192 + 4 * needs.stats) + 16'384;
+  const Real least = places * (needs.row + needs.back) + 2 * ranks * needs.queue + ranks * 4 * needs.stats;
+  // A line of 64 bytes for each chunk, which is at least a token.
+  const Real most = least + places * (kRowRounding + 64) + 2 * ranks * (needs.queue_most - needs.queue + 128) + lines;
+  const Real least_output = needs.experts * rows * needs.row;
+  const Real most_output = needs.experts * (rows * (needs.row + kRowRounding + 4) + ranks * 8);
+  if (rows > 0x7FFF'FFFF || least > kAddressable || least_output > kAddressable) {
     check(!window, "a window that cannot be had is given as " + std::to_string(window.value_or(0)) + " bytes");
     return;
   }
-  if (least + rounding > kAddressable / 2) return;  // near the limit either answer is right
+  if (std::max(most, most_output) > kAddressable) return;  // near the limit either answer is right
   check(window.has_value(), "a window of about " + std::to_string(static_cast<double>(least)) + " bytes is refused");
-  check_between(*window, least, least + rounding, "window_bytes");
-  check_between(*output, rows * row, rows * (row + 16 * 7), "output_bytes");
-  check(*output <= *window, "the largest output is larger than the window");
+  check_between(*window, least, most, "window_bytes");
+  check_between(*output, least_output, most_output, "output_bytes");
+  check(queued || needs.experts > 1 || *output <= *window, "the largest output is larger than the window");
 
   // Fewer tokens never need more.
   Question smaller = question;
@@ -208,7 +277,8 @@ void check_plans(const Question& question) {
                 plan.shape.combine_row_bytes > 0 && plan.shape.weights_row_bytes >= 0,
             "a part of the shape is negative");
     } catch (const Error&) {
-      check(!needs_of(question) || Real{1} * question.num_ranks * question.params.max_tokens_per_rank > 0x7FFF'FFFF,
+      check(!needs_of(question) || is_near(question) ||
+                Real{1} * question.num_ranks * question.params.max_tokens_per_rank > 0x7FFF'FFFF,
             "a plan is refused that makes sense");
     }
   }
@@ -232,7 +302,8 @@ void run_target(std::span<const std::byte> bytes) {
   check_eq(!refused, is_valid(question.params), "whether the params are valid");
   if (refused) check(*refused == ErrorCode::kInvalidArgument, "bad params are an invalid argument");
 
-  const auto needs = needs_of(question);
+  if (!refused && is_near(question)) return;
+  const auto needs = refused ? std::nullopt : needs_of(question);
   const bool ranks_fit = question.num_ranks >= 1 && question.num_ranks <= Group::kMaxRanks;
   if (refused || !ranks_fit || !needs) {
     check(!size_or_error([&] { return window_bytes(question.params, question.config, question.num_ranks); }),

@@ -115,12 +115,15 @@ WindowShape draw_shape(Input& input) {
   shape.num_ranks = static_cast<int>(1 + input.below(24));
   shape.tokens_per_chunk = 1 << input.below(7);
   shape.max_tokens = 1 + input.below(40);
-  shape.placement = static_cast<Placement>(input.below(3));
+  shape.placement = static_cast<Placement>(input.below(4));
   shape.row_capacity = 16 * (1 + input.below(60'000));
   shape.extra_capacity = input.below(60'000);
   shape.stats_entries = input.below(4000);
   shape.combine_row_bytes = 1 + input.below(60'000);
   shape.weights_row_bytes = 4 * input.below(65);
+  shape.depth = static_cast<int>(1 + input.below(3));
+  if (input.flip()) shape.given_weights_row_bytes = 4 * input.below(65);
+  if (input.flip()) shape.queue_bytes = 64 * (1 + input.below(4096));
   return shape;
 }
 
@@ -137,7 +140,8 @@ void check_layout(Input& input) {
   check(needed <= layout.bytes(), "the window is smaller than its slots");
   const std::int64_t ranks = shape.num_ranks;
   check_eq(layout.combine_rows(), ranks * shape.max_tokens, "rows of combine");
-  const std::int64_t rows = shape.placement == Placement::kRankMajor ? shape.max_tokens : ranks * shape.max_tokens;
+  const bool spaces = shape.placement == Placement::kRankMajor || shape.placement == Placement::kExpertMajor;
+  const std::int64_t rows = spaces ? shape.max_tokens : ranks * shape.max_tokens;
   check(layout.payload_bytes() >= rows * (shape.row_capacity + shape.extra_capacity), "room for all rows of a source");
   // Lines come before rows: they are zeroed together when a communication starts anew.
   for (const Slot& slot : slots)
