@@ -141,7 +141,8 @@ struct BackendInfo {
 // Whether the backend works on this machine. No collective work.
 [[nodiscard]] Support probe(const BackendInfo& backend);
 
-// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does.
+// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does, and
+// kInvalidArgument for sizes beyond kMaxTensorBytes.
 [[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
 // Bytes of the largest dispatch output (all payloads) of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);

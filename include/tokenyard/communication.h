@@ -67,7 +67,8 @@ struct Layout {                                         // of `RouteQuery::layou
 class SplitPhases final {
  public:
   Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
-  // May be repeated with other `into` tensors after kOverflow.
+  // Looks at `into` and at the statistics only; the rest is as the send half was told. May be repeated with other
+  // `into` tensors after kOverflow.
   Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
   Status combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options);
   Status combine_receive(Handle& handle, TensorView& output);

@@ -59,6 +59,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
                 "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   }
   engine::CombineRequest request = prepare_combine(limits_, input, route);
+  route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);
   if (output != nullptr) {
     check_output(limits_, *output, route);

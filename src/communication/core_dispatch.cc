@@ -76,6 +76,11 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   if (route.state != RouteState::kSent && !repeated) {
     throw Error(ErrorCode::kInvalidState, "there is nothing to receive for this handle", limits_.rank);
   }
+  try {
+    check_statistics(limits_, options);
+  } catch (const Error& error) {
+    throw with_rank(error);  // nothing was received; the call may be repeated
+  }
   if (route.state == RouteState::kSent) {
     Status status;
     received_->place_expert_rows(route, options, options_.allocate_output, result);
@@ -110,6 +115,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
 
 Layout Core::layout(const TensorView& topk_ids) {
   require_usable();
+  check_tensor(topk_ids, "topk_ids");
   if (!topk_ids.defined() || topk_ids.num_dims != 2 || topk_ids.shape[1] != params().top_k ||
       (topk_ids.dtype != Dtype::kI32 && topk_ids.dtype != Dtype::kI64)) {
     throw Error(ErrorCode::kInvalidArgument, "topk_ids is " + topk_ids.describe() +

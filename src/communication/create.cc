@@ -47,7 +47,7 @@ std::string Core::agreed_text() {
   if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
     throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
   }
-  limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+  limits_.plan = plan_checked(*limits_.backend, params(), config_, limits_.num_ranks);
   if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
   Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
   for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {

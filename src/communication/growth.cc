@@ -18,7 +18,8 @@ std::optional<Core::Capacity> Core::capacity_for(const MoeParams& wanted, std::i
   }
   const MoeParams& now = params();
   const std::int64_t bytes_now = dispatch_bytes_per_token(now) + limits_.backend->extra_capacity(config_);
-  const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + extra;
+  // An impossible request does not fit either; agreed_text() then refuses it, with its own numbers.
+  const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + std::min(extra, kMaxWindowBytes);
   const bool same_routing = wanted.top_k == now.top_k && wanted.num_experts == now.num_experts;
   if (same_routing && wanted.max_tokens_per_rank <= now.max_tokens_per_rank && wanted.hidden_size <= now.hidden_size &&
       bytes_wanted <= bytes_now) {
@@ -52,10 +53,11 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
     grown = capacity_for(wanted, extra);
     if (!grown) return;
     require_no_open_round();
-    // What is to be made must make sense; what was asked for must agree.
-    (void)Core(group_, *limits_.backend, grown->params, grown->config, options_).agreed_text();
+    // What was asked for must make sense and agree. What is to be made must make sense too: each of two shapes may fit
+    // where the larger of both does not.
     const BackendConfig config = limits_.backend->with_extra_capacity(config_, extra);
     text = Core(group_, *limits_.backend, wanted, config, options_).agreed_text();
+    (void)Core(group_, *limits_.backend, grown->params, grown->config, options_).agreed_text();
   } catch (const Error& error) {
     failure = error;
   }
