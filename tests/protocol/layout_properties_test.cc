@@ -249,7 +249,9 @@ TEST(LayoutPropertiesTest, WindowBytesIsTheLayoutsEnd) {
       const int num_ranks = *rc::gen::inRange(1, 65);
       const auto plan = backend->plan(params, backend->info.default_config, num_ranks);
       const WindowLayout layout = WindowLayout::of(plan.shape);
-      RC_ASSERT(window_bytes(params, backend->info.default_config, num_ranks) == layout.bytes());
+      const std::int64_t queue = plan.shape.queue_bytes;
+      const std::int64_t queues = queue > 0 ? QueueLayout::of(num_ranks, queue).bytes() : 0;
+      RC_ASSERT(window_bytes(params, backend->info.default_config, num_ranks) == layout.bytes() + queues);
       std::int64_t end = 0;
       const std::int64_t rows = layout.combine_rows();
       for_each_slot(layout, [&](const Slot& slot) { end = std::max(end, slot.begin + slot.bytes); });
