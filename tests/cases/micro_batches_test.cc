@@ -45,13 +45,11 @@ void play_layers(Communication& communication, std::size_t which, bool pauses) {
 
 TEST_P(MicroBatches, InTwoThreads) {
   for (const bool pauses : {false, true}) {
-    const std::vector<Group> others = Group::in_process(kRanks);
+    const GroupsAtOnce groups(GetParam(), kRanks, 2);
     EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
-      const bool takes_turns = find_backend(GetParam()).contract.takes_turns;
-      const Group& second_group = takes_turns ? others[static_cast<std::size_t>(group.rank())] : group;
       std::vector<Communication> communications;
-      communications.push_back(communication_for(group, GetParam(), micro_batch(0, 0).spec));
-      communications.push_back(communication_for(second_group, GetParam(), micro_batch(1, 0).spec));
+      for (std::size_t which = 0; which < 2; ++which)
+        communications.push_back(communication_for(groups.of(which, group), GetParam(), micro_batch(which, 0).spec));
       std::exception_ptr failure;
       std::thread second([&] {
         try {
