@@ -73,7 +73,6 @@ void play_worlds(std::string_view backend,
                  const RoundPlan& plan = {},
                  Experts experts = Experts::kScale);
 
-// A suite whose parameter is the backend.
 // Groups for communications of which several are between their halves at once: the same one for all, or one for each
 // where communications of a group take turns.
 class GroupsAtOnce {
@@ -92,6 +91,7 @@ class GroupsAtOnce {
   std::vector<std::vector<Group>> own_;
 };
 
+// A suite whose parameter is the backend.
 class EachBackend : public ::testing::TestWithParam<std::string_view> {};
 
 [[nodiscard]] inline std::string backend_name(const ::testing::TestParamInfo<std::string_view>& backend) {
