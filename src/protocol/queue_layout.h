@@ -69,7 +69,7 @@ class QueueLayout {
   // Of one queue.
   TOKENYARD_HD constexpr std::int64_t queue_bytes() const { return queue_bytes_; }
 
-  TOKENYARD_HD constexpr std::int64_t bytes() const { return queues_ + kNumQueuePhases * num_ranks_ * stride_; }
+  TOKENYARD_HD constexpr std::int64_t bytes() const { return queue(kNumQueuePhases, 0); }
 
   TOKENYARD_HD constexpr std::int64_t life(int peer) const { return peer * kLineBytes; }
 

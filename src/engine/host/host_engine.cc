@@ -29,6 +29,7 @@ std::vector<WindowView> view_windows(const Setup& setup, const fabric::Window& w
 
 std::vector<std::byte*> life_lines(const Setup& setup, const std::vector<WindowView>& windows) {
   std::vector<std::byte*> lines;
+  lines.reserve(windows.size());
   for (int rank = 0; rank < setup.num_ranks; ++rank) {
     lines.push_back(setup.queues == nullptr ? windows[static_cast<std::size_t>(rank)].life_lines()
                                             : setup.queues->window().peer(rank) + setup.queues->layout().life(0));
