@@ -70,6 +70,9 @@ struct Contract {
   bool takes_receive_statistics = false;  // DispatchOptions::{routes_per_expert, wait_per_source}
   // Growth and per-call rows narrower than MoeParams::hidden_size.
   bool grows = false;
+  // Communications of one group share their queues: while one is between the halves of a dispatch or combine, the
+  // others' are refused.
+  bool takes_turns = false;
 };
 
 // What `AgRsAll2AllManager` does: all-gather, reduce-scatter.
@@ -100,9 +103,16 @@ struct OneSidedConfig {
 };
 
 // What `FlashInferNVLinkTwoSidedManager` does: rank-major rows through windows whose size does not depend on tokens.
+//
+// All such communications of a group share one window of queues per rank and take turns, in the same order on all
+// ranks. While one has sent a dispatch or combine and not received it, the others' throw kInvalidState, as does a call
+// of another thread inside the queues; a round that is open between its phases holds nobody up. Ranks whose orders
+// differ get kMismatch, or a fault by the deadline. A fault in one is reported by all, each until its own `reset()`;
+// any `reset()` empties the queues, so what another had between two halves ends kAborted.
 struct TwoSidedConfig {
   // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB, or four rows where these
-  // are more.
+  // are more. A communication shares the group's queues when they hold as much and every rank still has them;
+  // otherwise all ranks make new ones, for it and those to come. So make the one with the largest queues first.
   std::int64_t queue_bytes_per_peer = 0;
 };
 
@@ -141,8 +151,9 @@ struct BackendInfo {
 // Whether the backend works on this machine. No collective work.
 [[nodiscard]] Support probe(const BackendInfo& backend);
 
-// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does, and
-// kInvalidArgument for sizes beyond kMaxTensorBytes.
+// The one capacity function: bytes of the window that each rank provides. `two_sided`: with the queues, which all
+// communications of a group have once. Throws as `validate` does, and kInvalidArgument for sizes beyond
+// kMaxTensorBytes.
 [[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
 // Bytes of the largest dispatch output (all payloads) of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);

@@ -10,7 +10,8 @@
 // separately, then come biases, then one rounding to the output's dtype. So results are bitwise repeatable.
 //
 // Thread rule: one thread at a time per communication, its handles and results. Different communications, also of
-// one group, are independent. A round allocates nothing and makes no system call besides waiting.
+// one group, are independent, but for those of one group where Contract::takes_turns. A round allocates nothing and
+// makes no system call besides waiting.
 #pragma once
 
 #include <chrono>
@@ -154,6 +155,7 @@ class Communication final {
   [[nodiscard]] const BackendConfig& config() const;
   [[nodiscard]] int rank() const;
   [[nodiscard]] int num_ranks() const;
+  // Of this rank; `two_sided`: with the queues that it shares with others of the group.
   [[nodiscard]] std::int64_t window_bytes() const;
 
   // Collective and blocking. Bad arguments throw on this rank and make every other rank's dispatch return kAborted
@@ -174,9 +176,10 @@ class Communication final {
   // not defined while that combine is between its halves here.
   [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
-  // The sticky fault, or kOk. Never blocks.
+  // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. Never blocks.
   Status poll() const;
-  // Collective, bounded: forgets a sticky fault and every open operation.
+  // Collective, bounded: forgets a sticky fault and every open operation; where Contract::takes_turns, halves that
+  // other communications have yet to receive end kAborted.
   Status reset();
   // Collective, bounded, idempotent: waits until no rank needs this rank's window, then frees it.
   Status destroy();

@@ -13,6 +13,7 @@
 #include "backends/registry.h"
 #include "communication/core.h"
 #include "fabric/window.h"
+#include "protocol/queue_layout.h"
 
 namespace tokenyard {
 namespace {
@@ -64,7 +65,10 @@ Support probe(const BackendInfo& backend) {
 }
 
 std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {
-  return protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape).bytes();
+  const protocol::WindowShape shape = plan_of(params, config, num_ranks).shape;
+  const std::int64_t queues =
+      shape.queue_bytes > 0 ? protocol::QueueLayout::of(num_ranks, shape.queue_bytes).bytes() : 0;
+  return protocol::WindowLayout::of(shape).bytes() + queues;
 }
 
 std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {

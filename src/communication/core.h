@@ -3,6 +3,7 @@
 // Thread rule: one thread at a time.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "communication/arguments.h"
 #include "communication/handle.h"
+#include "communication/queue_sharing.h"
 #include "communication/received.h"
 #include "engine/engine.h"
 #include "fabric/window.h"
@@ -40,7 +42,9 @@ class Core {
 
   [[nodiscard]] const Group& group() const { return group_; }
 
-  [[nodiscard]] std::int64_t window_bytes() const { return layout_.bytes(); }
+  [[nodiscard]] std::int64_t window_bytes() const {
+    return layout_.bytes() + (queues_ == nullptr ? 0 : queues_->layout().bytes());
+  }
 
   Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
   Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
@@ -79,9 +83,12 @@ class Core {
   // create.cc. Collective; on failure nothing local is left and every rank throws.
   void build();
   void make_window();
+  void make_queues(std::unique_ptr<fabric::Window> window, const protocol::QueueLayout& layout);
   void tear_down(ErrorCode why);
   std::string agreed_text();
-  void require_agreement();
+  std::vector<std::string> require_agreement();
+  void all_or_none(const std::function<void()>& step) const;
+  void set_back_queues(std::uint32_t turn, int faulted_rank);
   void share_outcome(const std::optional<Error>& failure) const;
   void log(LogLevel level, const std::string& text) const;
 
@@ -95,6 +102,9 @@ class Core {
   void require_no_open_round() const;
 
   void require_usable() const;
+  [[nodiscard]] bool uses_queues() const;
+  // Nothing where there are none.
+  [[nodiscard]] engine::SharedQueues::Visit visit_queues() const;
   Route& take_route();
   Route& route_of(const Handle& handle) const;
   void release_views(Route& route);
@@ -123,6 +133,8 @@ class Core {
   Limits limits_;
   protocol::WindowLayout layout_;
   std::unique_ptr<fabric::Window> window_;
+  QueueAgreement queue_agreement_;
+  QueueOwner queues_;  // outlives the engine
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Received> received_;
   // Shared with every handle; see handle.h.

@@ -58,6 +58,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
     throw Error(ErrorCode::kInvalidArgument,
                 "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   }
+  engine_->check_combine();
   engine::CombineRequest request = prepare_combine(limits_, input, route);
   route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);
@@ -74,6 +75,7 @@ Status Core::combine_send(Handle& handle,
                           const CombineOptions& options,
                           const TensorView* output) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   engine::CombineRequest request;
   announcing_misuse([&] { request = prepare_combine_half(handle, input, options, output); },
@@ -82,7 +84,13 @@ Status Core::combine_send(Handle& handle,
   // Views end here; but when the expert output is such a view, it is read first.
   const bool reads_views = in_received_rows(request.expert_output) || in_received_rows(request.topk_weights);
   if (!reads_views) release_views(route);
-  const Status status = engine_->combine_send(request, route.round);
+  Status status;
+  try {
+    status = engine_->combine_send(request, route.round);
+  } catch (const Error& error) {
+    end_round(route, RouteState::kAborted);
+    throw with_rank(error);
+  }
   release_views(route);
   combine_section_of_ = nullptr;
   route.state = status.ok() ? RouteState::kCombining : RouteState::kAborted;
@@ -91,6 +99,7 @@ Status Core::combine_send(Handle& handle,
 
 Status Core::combine_receive(Handle& handle, const TensorView& output) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   Route& route = route_of(handle);
   if (route.state != RouteState::kCombining) {

@@ -45,6 +45,7 @@ int Core::free_buffer() const {
 
 Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   // The handle that an earlier round left here dies now, unless it is the one to replay.
   if (&result.handle != options.replay) result.handle = Handle();
@@ -69,6 +70,7 @@ Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& op
 
 Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& result) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   Route& route = route_of(result.handle);
   // After a receive that overflowed, the rows still lie in the window.

@@ -35,7 +35,7 @@ CommunicationOptions options_of(const SteadyCase& value) {
 }  // namespace
 
 std::string name(const SteadyCase& value) {
-  static constexpr std::array<std::string_view, 5> kNames{"views", "zero_copy", "split", "replay", "into"};
+  static constexpr std::array<std::string_view, 6> kNames{"views", "zero_copy", "split", "replay", "into", "turns"};
   return std::string(value.backend) + "_" + std::string(kNames[static_cast<std::size_t>(value.variant)]) + "_" +
          std::to_string(value.num_threads) + "_threads";
 }
@@ -47,6 +47,7 @@ std::ostream& operator<<(std::ostream& out, const SteadyCase& value) {
 bool possible(const SteadyCase& value) {
   const Contract& contract = find_backend(value.backend).contract;
   if (value.variant == Variant::kZeroCopy) return contract.gives_combine_input;
+  if (value.variant == Variant::kTurns) return contract.takes_turns;
   return value.variant != Variant::kReplay || contract.handle_use == HandleUse::kReplay;
 }
 
@@ -57,6 +58,9 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
       communication_(support::communication_for(group, steady_case.backend, world_.spec, options_of(steady_case))),
       input_(tensors_.input()),
       replay_input_(tensors_.input(false)) {
+  if (case_.variant == Variant::kTurns) {
+    next_.emplace(support::communication_for(group, case_.backend, world_.spec, options_of(case_)));
+  }
   const MoeParams& params = world_.spec.params;
   const bool by_expert = communication_.contract().output_layout == OutputLayout::kExpertMajor;
   const std::int64_t blocks = by_expert ? num_local_experts(params, group.rank(), case_.num_ranks) : 1;
@@ -78,11 +82,13 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
 }
 
 bool SteadyRank::play() {
+  if (next_) std::swap(communication_, *next_);
   return dispatch() && combine();
 }
 
 void SteadyRank::destroy() {
   support::check_ok(communication_.destroy(), "destroy");
+  if (next_) support::check_ok(next_->destroy(), "destroy of the next");
 }
 
 bool SteadyRank::dispatch() {

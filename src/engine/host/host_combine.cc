@@ -23,10 +23,13 @@ Status HostEngine::acquire_combine_section() {
   return wait_combine_section(combine_epoch_ + 1);
 }
 
+// With queues no rows lie here, only headers, whose slots are two: the combine before may be under way.
 Status HostEngine::wait_combine_section(std::uint32_t epoch) {
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int peer = visited(i);
-    const Status status = wait_rows_released(kCombinePhase, peer, per_slot(owed_epoch_, epoch, peer));
+    std::uint32_t needed = per_slot(owed_epoch_, epoch, peer);
+    if (queued_ && needed == epoch - 1) needed = epoch - protocol::kHeaderSlots;
+    const Status status = wait_rows_released(kCombinePhase, peer, needed);
     if (!status.ok()) return status;
   }
   return {};
@@ -36,6 +39,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   const std::uint32_t epoch = ++combine_epoch_;
   ++num_combines_;
   round.combine_epoch = epoch;
+  if (queued_) queued_->take_turn(kCombinePhase, epoch);
   open_combines_.push_back(epoch);
   begin(Phase::kCombine, epoch);
   const Status status = wait_combine_section(epoch);
@@ -65,6 +69,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
 void HostEngine::write_combine_header(const CombineRequest& request, const Round& round, int source) {
   protocol::HeaderLine& header = window(source).header(kCombinePhase, round.combine_epoch, setup_.rank);
   header.row_limit = round.row_limit;
+  if (queued_) header.mask = queued_->turn(kCombinePhase);
   header.agreed = hidden_of(request.expert_output);
   header.status = protocol::HeaderStatus::kOk;
   const auto rows = static_cast<std::uint32_t>(round.rows_received[static_cast<std::size_t>(source)]);
@@ -106,7 +111,7 @@ void HostEngine::stage_row_at(const CombineRequest& request, const StagedRow& ro
 }
 
 Status HostEngine::await_owners(const CombineTarget& target, const Round& round) {
-  if (queued_) return await_owners_through_queues();
+  if (queued_) return await_owners_through_queues(round);
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int owner = visited(i);
     const auto at = static_cast<std::size_t>(owner);

@@ -18,6 +18,7 @@ Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   unread_epochs_.push_back(epoch);
   open_epochs_.push_back(epoch);
   round.epoch = epoch;
+  if (queued_) queued_->take_turn(kDispatchPhase, epoch);
   if (request.replay == nullptr) round.route_epoch = epoch;
   begin(Phase::kDispatch, epoch);
   for (int i = 0; i < setup_.num_ranks; ++i) {

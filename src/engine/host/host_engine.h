@@ -21,6 +21,7 @@ class HostEngine final : public Engine {
   HostEngine(const Setup& setup, fabric::Window& window);
 
   void check_dispatch() const override;
+  void check_combine() const override;
   void plan(const DispatchRequest& request, Round& round) override;
   Status dispatch_send(const DispatchRequest& request, Round& round) override;
   Status dispatch_receive(const DispatchRequest& request, Round& round) override;
@@ -32,7 +33,7 @@ class HostEngine final : public Engine {
   void abort_combine(const Round& round) override;
   Status acquire_combine_section() override;
 
-  [[nodiscard]] Status fault() const override { return watch_.fault(); }
+  [[nodiscard]] Status fault() const override;
 
   void reset(std::uint32_t epoch) override;
   [[nodiscard]] std::uint32_t latest_epoch() const override;
@@ -64,6 +65,8 @@ class HostEngine final : public Engine {
   [[nodiscard]] int visited(int index) const { return (setup_.rank + 1 + index) % setup_.num_ranks; }
 
   void begin(Phase phase, std::uint32_t epoch);
+  // Sets this communication's own words and notes to the state before epoch + 1.
+  void set_back(std::uint32_t epoch);
 
   // Waits, each with the acquire that its name says (word.h).
   Status wait_rows_released(int phase, int peer, std::uint32_t epoch);
@@ -129,8 +132,9 @@ class HostEngine final : public Engine {
   Status drive_dispatch(const DispatchRequest& request, Round& round, Open&& open);
   Status combine_through_queues(const CombineRequest& request, const Round& round);
   template <class Open>
-  Status drive_combine(Open&& open);
-  Status await_owners_through_queues();
+  Status drive_combine(std::uint32_t epoch, Open&& open);
+  Status await_owners_through_queues(const Round& round);
+  [[noreturn]] void end_out_of_turn(int phase);
 
   // Expert major (host_expert_major.cc).
   // Called before the waits with -1 and after them with 1, leaves the time between in the round.
@@ -187,6 +191,7 @@ class HostEngine final : public Engine {
   std::vector<std::byte> cast_rows_;        // [num_threads, cast_stride_]: the row that is on its way
   std::int64_t cast_stride_ = 0;
   std::optional<QueuedRows> queued_;  // Transport::kQueue
+  std::uint64_t seen_faults_ = 0;     // of the queues, those that this communication has forgotten
 };
 
 std::unique_ptr<Engine> make_host_engine(const Setup& setup, fabric::Window& window);
