@@ -6,14 +6,16 @@
 #   make bench           dispatch and combine beside memcpy and Open MPI, in turns; the last line has the worst ratios
 #   make check           format, clang-tidy, budgets, public headers
 #   make test-sanitize   the tests under address+undefined, then under the thread sanitizer
+#   make fuzz            each fuzz target for SECONDS (60) with clang's libFuzzer, from the kept corpus on
 #   make docs            write the generated pages anew
 #   make install         install to PREFIX (/usr/local)
 
 PRESET ?= release
 PREFIX ?= /usr/local
+SECONDS ?= 60
 BUILD := build/$(PRESET)
 
-.PHONY: run test bench check test-sanitize docs install clean
+.PHONY: run test bench check test-sanitize fuzz docs install clean
 .DEFAULT_GOAL := run
 
 # Configures a preset when its folder is new; Ninja does it again by itself when a CMake file changes.
@@ -57,6 +59,13 @@ test-sanitize:
 	  tools/without_aslr cmake --build --preset $$preset && \
 	  tools/without_aslr ctest --preset $$preset || exit 1; \
 	done
+
+# New inputs are collected in build/fuzz/inputs; what fails is written to build/fuzz/failed.
+fuzz:
+	@tools/install_packages build test fuzz
+	@$(MAKE) --no-print-directory --silent build/fuzz/build.ninja
+	@cmake --build --preset fuzz
+	@tools/fuzz build/fuzz $(SECONDS)
 
 docs:
 	$(program)

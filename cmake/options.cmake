@@ -5,6 +5,7 @@ option(TOKENYARD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(TOKENYARD_BENCH "Build the peers that the bench compares with, where they are installed" OFF)
 option(TOKENYARD_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(TOKENYARD_CUDA "Build what needs nvcc" OFF)
+option(TOKENYARD_LIBFUZZER "Link the fuzz targets to libFuzzer instead of to tests/fuzz/replay.cc; needs clang" OFF)
 set(TOKENYARD_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -28,11 +29,15 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 add_library(tokenyard_flags INTERFACE)
-# No contraction: a fused multiply-add rounds once where the contract says twice (docs/protocol.md, "Sums").
+# No contraction: only where the contract says so is a product fused with its addition (docs/protocol.md, "Sums").
 target_compile_options(tokenyard_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-sign-conversion>)
 if(TOKENYARD_SANITIZE)
   target_compile_options(tokenyard_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TOKENYARD_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>)
   target_link_options(tokenyard_flags INTERFACE -fsanitize=${TOKENYARD_SANITIZE})
+endif()
+if(TOKENYARD_LIBFUZZER)
+  # All code tells where it goes, so that the fuzzer sees which inputs are new.
+  target_compile_options(tokenyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()

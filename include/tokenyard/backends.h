@@ -70,6 +70,9 @@ struct Contract {
   bool takes_receive_statistics = false;  // DispatchOptions::{routes_per_expert, wait_per_source}
   // Growth and per-call rows narrower than MoeParams::hidden_size.
   bool grows = false;
+  // Communications of one group share their queues: while one is between the halves of a dispatch or combine, the
+  // others' are refused.
+  bool takes_turns = false;
 };
 
 // What `AgRsAll2AllManager` does: all-gather, reduce-scatter.
@@ -82,7 +85,7 @@ struct AllGatherConfig {
 struct HighThroughputConfig {
   int max_num_sms = 20;  // cap of set_num_sms
   // Bytes of the window; 0: sized by MoeParams. With a budget, MoeParams may be left as they are: each call brings its
-  // own num_experts, and its tensors the rest (docs/design/0003-byte-budget.md). Looked at are only `dtype`, in which
+  // own num_experts, and its tensors the rest (docs/design/0004-byte-budget.md). Looked at are only `dtype`, in which
   // rows of combine cross when dispatch had quantised ones, `invalid_expert_id`, and `num_experts`, for calls that say
   // none. A call with more tokens than the window has room for goes through it in sub-rounds, with the same result.
   std::int64_t buffer_bytes = 0;
@@ -106,9 +109,16 @@ struct OneSidedConfig {
 };
 
 // What `FlashInferNVLinkTwoSidedManager` does: rank-major rows through windows whose size does not depend on tokens.
+//
+// All such communications of a group share one window of queues per rank and take turns, in the same order on all
+// ranks. While one has sent a dispatch or combine and not received it, the others' throw kInvalidState, as does a call
+// of another thread inside the queues; a round that is open between its phases holds nobody up. Ranks whose orders
+// differ get kMismatch, or a fault by the deadline. A fault in one is reported by all, each until its own `reset()`;
+// any `reset()` empties the queues, so what another had between two halves ends kAborted.
 struct TwoSidedConfig {
   // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB, or four rows where these
-  // are more.
+  // are more. A communication shares the group's queues when they hold as much and every rank still has them;
+  // otherwise all ranks make new ones, for it and those to come. So make the one with the largest queues first.
   std::int64_t queue_bytes_per_peer = 0;
 };
 
@@ -147,8 +157,9 @@ struct BackendInfo {
 // Whether the backend works on this machine. No collective work.
 [[nodiscard]] Support probe(const BackendInfo& backend);
 
-// The one capacity function: bytes of the window that each rank provides. Throws as `validate` does, and where a byte
-// budget is too small for any call.
+// The one capacity function: bytes of the window that each rank provides. `two_sided`: with the queues, which all
+// communications of a group have once. Throws as `validate` does, and kInvalidArgument for sizes beyond
+// kMaxTensorBytes and where a byte budget is too small for any call.
 [[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
 // Bytes of the largest dispatch output (all payloads) of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);

@@ -10,8 +10,8 @@
 // separately, then come biases, then one rounding to the output's dtype. So results are bitwise repeatable.
 //
 // Thread rule: one thread at a time per communication, its handles and results. Different communications, also of
-// one group, are independent. A round allocates nothing and makes no system call besides waiting; with a byte budget
-// only once no call is larger than those before.
+// one group, are independent, but for those of one group where Contract::takes_turns. A round allocates nothing and
+// makes no system call besides waiting; with a byte budget only once no call is larger than those before.
 #pragma once
 
 #include <chrono>
@@ -70,7 +70,8 @@ struct Layout {                                         // of `RouteQuery::layou
 class SplitPhases final {
  public:
   Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
-  // May be repeated with other `into` tensors after kOverflow.
+  // Looks at `into` and at the statistics only; the rest is as the send half was told. May be repeated with other
+  // `into` tensors after kOverflow.
   Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
   Status combine_send(Handle& handle, const CombineInput& input, const CombineOptions& options);
   Status combine_receive(Handle& handle, TensorView& output);
@@ -121,8 +122,10 @@ class Growth final {
  public:
   // Collective when anything grows: makes room for `params` and `extra_payload_bytes_per_token` besides what fits
   // already; tokens, combine row and dispatch bytes are each their own maximum. A request within all three returns
-  // without collective work. Old handles then fail with kReplaced. Throws kInvalidState with an operation open, and
-  // kMismatch on every rank, with the old window kept, when ranks ask for different sizes.
+  // without collective work. Old handles then fail with kReplaced. Throws on every rank at once, with the old window
+  // kept: kMismatch when ranks ask for different sizes; what is wrong with one rank's arguments, or kInvalidState when
+  // it has an operation open, on that rank and as kPeerFailed on the others. When making the new window fails, nothing
+  // is left but to destroy the communication.
   void reserve(const MoeParams& params, std::int64_t extra_payload_bytes_per_token);
 
  private:
@@ -155,6 +158,7 @@ class Communication final {
   [[nodiscard]] const BackendConfig& config() const;
   [[nodiscard]] int rank() const;
   [[nodiscard]] int num_ranks() const;
+  // Of this rank; `two_sided`: with the queues that it shares with others of the group.
   [[nodiscard]] std::int64_t window_bytes() const;
 
   // Collective and blocking. Bad arguments throw on this rank and make every other rank's dispatch return kAborted
@@ -167,13 +171,19 @@ class Communication final {
 
   // Memory to write expert output into, in the shape that combine takes: of the window, so that combine copies nothing,
   // or for low_latency ordinary memory. Not defined when there is none (Contract::gives_combine_input, another open
-  // handle holds it, dtype is not of this communication's width, all_gather with unequal sizes, or, with a byte budget,
-  // several sub-rounds or rows of u8): bring your own tensor. Valid until the handle's combine returns.
+  // handle holds it or is between the halves of its combine, dtype is not of this communication's width, all_gather
+  // with unequal sizes, or, with a byte budget, several sub-rounds or rows of u8): bring your own tensor. Valid until
+  // the handle's combine returns.
   [[nodiscard]] TensorView combine_input(const Handle& handle, Dtype dtype);
+  // all_gather, where rows lie in rank order whatever a dispatch brings: the same memory, [num_rows, hidden_size], also
+  // before the dispatch. Valid until the next combine returns. Waits for ranks that still read the last combine's rows;
+  // not defined while that combine is between its halves here.
+  [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
-  // The sticky fault, or kOk. Never blocks.
+  // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. Never blocks.
   Status poll() const;
-  // Collective, bounded: forgets a sticky fault and every open operation.
+  // Collective, bounded: forgets a sticky fault and every open operation; where Contract::takes_turns, halves that
+  // other communications have yet to receive end kAborted.
   Status reset();
   // Collective, bounded, idempotent: waits until no rank needs this rank's window, then frees it.
   Status destroy();

@@ -19,8 +19,12 @@
 
 namespace tokenyard {
 
+class Group;
+
 namespace group {
 class GroupImpl;
+struct SharedSlot;
+SharedSlot& shared_slot(const Group& group);
 }  // namespace group
 
 using Bytes = std::vector<std::byte>;
@@ -82,6 +86,8 @@ class Group {
   static constexpr int kMaxRanks = 1024;
 
  private:
+  friend group::SharedSlot& group::shared_slot(const Group& group);
+
   explicit Group(std::shared_ptr<group::GroupImpl> impl);
   // Shared because communications made from a group outlive the caller's variable.
   std::shared_ptr<group::GroupImpl> impl_;

@@ -165,10 +165,11 @@ class GatherCalls final {
   Status combine(const TensorView& hidden_states, TensorView& output, bool sequence_parallel = false);
   // The same into the caller's [num_tokens, hidden].
   Status combine_into_output(const TensorView& hidden_states, TensorView& output, bool sequence_parallel = false);
-  // Window memory for the next combine's [num_rows, hidden_size], which then copies nothing; valid until that combine
-  // returns, and at the same address each time until a window grows. Not defined when ranks bring different numbers of
-  // rows, these do not add up to num_rows, or there is no dispatch of that width and dtype to combine: bring your own
-  // tensor. Local; never an error before destroy.
+  // Window memory for the next combine's [num_rows, hidden_size], which then copies nothing; valid from this call, also
+  // before the dispatch, until the next combine of that width and dtype returns. The same address each time until that
+  // window grows. Not defined when ranks bring different numbers of rows, these do not add up to num_rows, or the ranks
+  // share no window yet that holds them: bring your own tensor. Not collective (it waits for ranks that still read the
+  // last combine's rows); never an error before destroy.
   [[nodiscard]] TensorView allocate_combine_input(std::int64_t num_rows,
                                                   std::int64_t hidden_size,
                                                   Dtype dtype,

@@ -46,7 +46,8 @@ void validate(const MoeParams& params);
 [[nodiscard]] std::int64_t scale_bytes_per_token(const MoeParams& params);
 [[nodiscard]] std::int64_t dispatch_bytes_per_token(const MoeParams& params);
 
-// Experts are owned in contiguous blocks; the first num_experts % num_ranks ranks own one more.
+// Experts are owned in contiguous blocks; the first num_experts % num_ranks ranks own one more. Throws kInvalidArgument
+// unless rank is in [0, num_ranks).
 [[nodiscard]] int num_local_experts(const MoeParams& params, int rank, int num_ranks);
 [[nodiscard]] int first_local_expert(const MoeParams& params, int rank, int num_ranks);
 

@@ -41,6 +41,8 @@ struct Device {
 };
 
 inline constexpr int kMaxDims = 4;
+// No machine's memory is larger; a view that says so is refused before its sizes are multiplied.
+inline constexpr std::int64_t kMaxTensorBytes = std::int64_t{1} << 56;
 
 // A default-constructed view is "not given" (`defined()` is false). A view with zero rows is given, and its pointer
 // may then be null.
@@ -53,7 +55,8 @@ struct TensorView {
   std::array<std::int64_t, kMaxDims> strides{};  // in elements
 
   TensorView() = default;
-  // Row-major and contiguous. Throws kInvalidArgument for more than kMaxDims dimensions or a negative extent.
+  // Row-major and contiguous. Throws kInvalidArgument for more than kMaxDims dimensions, a negative extent or
+  // more than kMaxTensorBytes.
   TensorView(void* data, Dtype dtype, std::initializer_list<std::int64_t> shape);
   TensorView(void* data, Dtype dtype, std::span<const std::int64_t> shape);
 

@@ -14,6 +14,7 @@
 #include "communication/byte_budget.h"
 #include "communication/core.h"
 #include "fabric/window.h"
+#include "protocol/queue_layout.h"
 
 namespace tokenyard {
 namespace {
@@ -28,17 +29,8 @@ std::vector<BackendInfo> collect() {
 // Names of the seed pages' base classes, which users may try.
 constexpr std::array<std::string_view, 2> kBaseClasses{"All2AllManagerBase", "DeepEPAll2AllManagerBase"};
 
-void check_num_ranks(int num_ranks) {
-  if (num_ranks < 1 || num_ranks > Group::kMaxRanks) {
-    throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be in [1, " +
-                                                 std::to_string(Group::kMaxRanks) + "]");
-  }
-}
-
 communication::Plan plan_of(const MoeParams& params, const BackendConfig& config, int num_ranks) {
-  validate(params);
-  check_num_ranks(num_ranks);
-  return registry::backend_of(config).plan(params, config, num_ranks);
+  return communication::plan_checked(registry::backend_of(config), params, config, num_ranks);
 }
 
 }  // namespace
@@ -76,20 +68,16 @@ Support probe(const BackendInfo& backend) {
 std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {
   const communication::Backend& backend = registry::backend_of(config);
   if (communication::byte_budget_of(backend, config) > 0) {
-    check_num_ranks(num_ranks);
     return communication::plan_of_budget(backend, {params, config}, num_ranks).shape.budget_bytes;
   }
-  return protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape).bytes();
+  const protocol::WindowShape shape = plan_of(params, config, num_ranks).shape;
+  const std::int64_t queues =
+      shape.queue_bytes > 0 ? protocol::QueueLayout::of(num_ranks, shape.queue_bytes).bytes() : 0;
+  return protocol::WindowLayout::of(shape).bytes() + queues;
 }
 
 std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {
-  const protocol::WindowLayout layout = protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape);
-  const std::int64_t rows = layout.combine_rows() * (layout.shape().row_capacity + layout.shape().extra_capacity);
-  if (!protocol::by_expert(layout.shape().placement)) return rows;
-  // A row for every expert, each with the number of its token; rank 0 owns as many experts as any.
-  const std::int64_t experts = num_local_experts(params, 0, num_ranks);
-  const std::int64_t ranges = std::int64_t{num_ranks} * 2 * 4;
-  return experts * (rows + layout.combine_rows() * 4 + ranges);
+  return communication::output_bytes(params, protocol::WindowLayout::of(plan_of(params, config, num_ranks).shape));
 }
 
 Communication create_communication(const Group& group,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tokenyard/tensor.h"
 
+#include <algorithm>
+
 #include "tokenyard/error.h"
 
 namespace tokenyard {
@@ -59,6 +61,10 @@ TensorView::TensorView(void* memory, Dtype element, std::span<const std::int64_t
     }
     shape[at] = extents[at];
     strides[at] = stride;
+    if (extents[at] > kMaxTensorBytes / size_of(element) / std::max<std::int64_t>(stride, 1)) {
+      throw Error(ErrorCode::kInvalidArgument, "dimension " + std::to_string(i) + " is " + std::to_string(extents[at]) +
+                                                   "; the tensor would be larger than any memory");
+    }
     stride *= extents[at];
   }
 }
@@ -100,9 +106,9 @@ bool TensorView::contiguous() const {
 }
 
 TensorView TensorView::rows(std::int64_t first, std::int64_t count) const {
-  if (num_dims < 1 || first < 0 || count < 0 || first + count > shape[0]) {
-    throw Error(ErrorCode::kInvalidArgument, "rows [" + std::to_string(first) + ", " + std::to_string(first + count) +
-                                                 ") are not inside " + describe());
+  if (num_dims < 1 || first < 0 || count < 0 || count > shape[0] - first) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::to_string(count) + " rows from " + std::to_string(first) + " on are not inside " + describe());
   }
   TensorView part = *this;
   part.shape[0] = count;

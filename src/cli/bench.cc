@@ -13,9 +13,9 @@
 #include "tokenyard/error.h"
 
 #include "cli/bench_rank.h"
-#include "cli/bench_statistics.h"
 #include "cli/common_options.h"
 #include "cli/safetensors.h"
+#include "cli/time_statistics.h"
 #include "engine/engine.h"
 
 namespace tokenyard::cli {

@@ -9,7 +9,7 @@ nlohmann::ordered_json contract_fields(const Contract& contract) {
                handle_use, output_ownership, max_in_flight, capturable, num_experts_multiple_of, takes_topk_ids,
                topk_ids_required, takes_router_logits, takes_extra_payloads, takes_eplb_stats, takes_runtime_max_tokens,
                takes_num_worst_tokens, takes_num_tokens_per_rank, takes_expert_alignment, takes_bias, returns_weights,
-               gives_combine_input, takes_cast, takes_receive_statistics, grows] = contract;
+               gives_combine_input, takes_cast, takes_receive_statistics, grows, takes_turns] = contract;
   return {{"output_layout", tokenyard::name(output_layout)},
           {"id_space", tokenyard::name(id_space)},
           {"invalid_id_configurable", invalid_id_configurable},
@@ -35,7 +35,8 @@ nlohmann::ordered_json contract_fields(const Contract& contract) {
           {"gives_combine_input", gives_combine_input},
           {"takes_cast", takes_cast},
           {"takes_receive_statistics", takes_receive_statistics},
-          {"grows", grows}};
+          {"grows", grows},
+          {"takes_turns", takes_turns}};
 }
 
 std::string table_cell(const nlohmann::ordered_json& value) {

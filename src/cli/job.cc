@@ -10,6 +10,7 @@
 
 #include "cli/fp8_rows.h"
 #include "cli/rounds.h"
+#include "cli/time_statistics.h"
 
 namespace tokenyard::cli {
 namespace {
@@ -102,12 +103,6 @@ class RankJob {
   ExpertMemory expert_memory_;
 };
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 double median_of_slowest(const JobMemory& memory, const JobOptions& options, double PhaseTimes::*phase) {
   std::vector<double> slowest(static_cast<std::size_t>(options.num_rounds));
   for (int round = 0; round < options.num_rounds; ++round) {
@@ -115,7 +110,7 @@ double median_of_slowest(const JobMemory& memory, const JobOptions& options, dou
     for (int rank = 0; rank < options.num_ranks; ++rank)
       time = std::max(time, memory.times(rank, round).*phase);
   }
-  return median(std::move(slowest));
+  return quantile(std::move(slowest), 0.5);
 }
 
 JobReport summarise(const MoeLayer& layer, const JobOptions& options, const JobMemory& memory) {

@@ -12,6 +12,9 @@ namespace tokenyard::communication {
 
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options);
 
+// The caller's running statistics, which either half of a dispatch may be given.
+void check_statistics(const Limits& limits, const DispatchOptions& options);
+
 // Fills the request, kinds and planes of `route`. `replay` is the round to take the route from, or null.
 void prepare_dispatch(const Limits& limits,
                       const DispatchInput& input,
@@ -34,8 +37,19 @@ void check_bias_dtypes(const engine::CombineTarget& target);
 // What a call may say besides, if it is what the communication was made for; 0: nothing.
 void check_num_experts(const Limits& limits, int given);
 
+// Refuses what no tensor can be: dtypes and numbers of dimensions that there are not, negative extents, sizes beyond
+// any memory. Everything below and all of TensorView may then be used. A tensor that is not given is fine. `what` names
+// it.
+void check_tensor(const TensorView& tensor, std::string_view what);
+
 // A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
 // unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate nothing.
 void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows);
+
+// The same of [blocks, rows, ...], where blocks may lie between each other's rows.
+void check_blocks(const TensorView& tensor, std::string_view what);
+
+// A list of the caller's that the library writes to, or a tensor that is not given.
+void check_list(const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries);
 
 }  // namespace tokenyard::communication

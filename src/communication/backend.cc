@@ -3,12 +3,80 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
+#include <string>
 
 #include "tokenyard/error.h"
+#include "tokenyard/group.h"
 
 #include "protocol/block_cast.h"
 
 namespace tokenyard::communication {
+
+namespace {
+
+std::string listed(const MoeParams& params, const protocol::WindowShape& shape) {
+  return std::to_string(shape.num_ranks) + " ranks, max_tokens_per_rank " + std::to_string(params.max_tokens_per_rank) +
+         ", hidden_size " + std::to_string(params.hidden_size) + ", num_experts " + std::to_string(params.num_experts) +
+         ", " + std::to_string(shape.extra_capacity) + " bytes of extra payloads a token and " +
+         std::to_string(shape.queue_bytes) + " bytes of a queue";
+}
+
+[[noreturn]] void refuse_size(const std::string& what, const MoeParams& params, const protocol::WindowShape& shape) {
+  throw Error(ErrorCode::kInvalidArgument, what + ", more than the " + std::to_string(kMaxWindowBytes) +
+                                               " (2^56) that a memory can have: " + listed(params, shape));
+}
+
+// Floating point does not wrap: whatever comes out below twice the limit can then be worked out in 64 bits.
+void require_addressable(const MoeParams& params, const Plan& plan) {
+  const protocol::WindowShape& shape = plan.shape;
+  const auto real = [](std::int64_t value) { return static_cast<double>(value); };
+  const double rows = real(shape.num_ranks) * real(shape.max_tokens);
+  const double row = real(shape.row_capacity) + real(shape.extra_capacity);
+  const double back = real(shape.combine_row_bytes) + real(shape.weights_row_bytes);
+  const double experts =
+      protocol::by_expert(shape.placement) ? real(num_local_experts(params, 0, shape.num_ranks)) : 1.0;
+  // Rows that cross in queues have no places in the window.
+  const double places = shape.queue_bytes > 0 ? 0.0 : real(shape.depth) * rows;
+  const double window = places * (row + back) + real(shape.depth) * rows * real(shape.given_weights_row_bytes) +
+                        2 * real(shape.num_ranks) * real(shape.queue_bytes);
+  const double output = experts * rows * row;
+  constexpr double kMost = 2 * static_cast<double>(kMaxWindowBytes);
+  if (window < kMost && output < kMost) return;
+  std::ostringstream sizes;
+  sizes << "a window of about " << window << " bytes and results of about " << output;
+  refuse_size(sizes.str(), params, shape);
+}
+
+}  // namespace
+
+std::int64_t output_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
+  const protocol::WindowShape& shape = layout.shape();
+  const std::int64_t rows = layout.combine_rows() * (shape.row_capacity + shape.extra_capacity);
+  if (!protocol::by_expert(shape.placement)) return rows;
+  // A row for every expert, each with the number of its token; rank 0 owns as many experts as any.
+  const std::int64_t experts = num_local_experts(params, 0, shape.num_ranks);
+  const std::int64_t ranges = std::int64_t{shape.num_ranks} * 2 * 4;
+  return experts * (rows + layout.combine_rows() * 4 + ranges);
+}
+
+Plan plan_checked(const Backend& backend, const MoeParams& params, const BackendConfig& config, int num_ranks) {
+  validate(params);
+  if (num_ranks < 1 || num_ranks > Group::kMaxRanks) {
+    throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be in [1, " +
+                                                 std::to_string(Group::kMaxRanks) + "]");
+  }
+  Plan plan = backend.plan(params, config, num_ranks);
+  require_addressable(params, plan);
+  const auto layout = protocol::WindowLayout::of(plan.shape);
+  if (layout.bytes() > kMaxWindowBytes) {
+    refuse_size("a window of " + std::to_string(layout.bytes()) + " bytes", params, plan.shape);
+  }
+  if (const std::int64_t output = output_bytes(params, layout); output > kMaxWindowBytes) {
+    refuse_size("results of " + std::to_string(output) + " bytes", params, plan.shape);
+  }
+  return plan;
+}
 
 protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks) {
   const std::int64_t rows = static_cast<std::int64_t>(num_ranks) * params.max_tokens_per_rank;

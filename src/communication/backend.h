@@ -39,6 +39,19 @@ struct Backend {
   std::int64_t (*byte_budget)(const BackendConfig& config) = nullptr;
 };
 
+// Of a window, and of a dispatch's results. No memory is larger, and sums of a few such sizes fit 64 bits.
+inline constexpr std::int64_t kMaxWindowBytes = kMaxTensorBytes;
+
+// Bytes of the largest dispatch output of one rank.
+[[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const protocol::WindowLayout& layout);
+
+// The backend's plan. Throws what `validate` and the backend throw, and kInvalidArgument for a number of ranks that no
+// group has and for a window or results that no memory can hold.
+[[nodiscard]] Plan plan_checked(const Backend& backend,
+                                const MoeParams& params,
+                                const BackendConfig& config,
+                                int num_ranks);
+
 // The parts of a window's shape that follow from the params alone.
 [[nodiscard]] protocol::WindowShape base_shape(const MoeParams& params, protocol::Placement placement, int num_ranks);
 

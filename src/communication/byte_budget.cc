@@ -94,8 +94,7 @@ Plan plan_of_budget(const Backend& backend, const Budget& budget, int num_ranks)
   least.num_experts = std::max(1, least.num_experts);
   least.top_k = least.hidden_size = least.max_tokens_per_rank = 1;
   least.dispatch_format = DispatchFormat::kNone;
-  validate(least);
-  Plan plan = backend.plan(least, budget.config, num_ranks);
+  Plan plan = plan_checked(backend, least, budget.config, num_ranks);
   const std::int64_t needed = protocol::least_budget(plan.shape);
   if (plan.shape.budget_bytes >= needed) return plan;
   refuse("a byte budget of " + std::to_string(plan.shape.budget_bytes) + " is too small for " +

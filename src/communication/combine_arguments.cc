@@ -24,26 +24,18 @@ void check_hidden(const Limits& limits, const TensorView& rows, std::string_view
          std::to_string(limits.params.hidden_size) + (limits.narrower_rows ? " or less" : "") + " are expected");
 }
 
-// [num_blocks, rows_per_block, hidden] with any strides that keep rows apart and contiguous inside.
-void check_blocks(const TensorView& rows, const Route& route) {
-  if (rows.shape[0] != route.num_blocks || rows.shape[1] != route.rows_per_block) {
-    refuse("expert_output is " + rows.describe() + "; it must be [" + std::to_string(route.num_blocks) + ", " +
-           std::to_string(route.rows_per_block) + ", hidden] or the same rows in two dimensions");
-  }
-  if (rows.shape[2] != 1 && rows.strides[2] != 1) {
-    refuse("expert_output is " + rows.describe() + "; the elements of a row must be contiguous");
-  }
-  if (rows.data == nullptr && rows.shape[0] > 0) {
-    refuse("expert_output is " + rows.describe() + " and has no memory");
-  }
-  if (rows.device.kind != DeviceKind::kCpu) refuse("expert_output is not in host memory");
+void check_shape_in_blocks(const TensorView& rows, const Route& route) {
+  if (rows.shape[0] == route.num_blocks && rows.shape[1] == route.rows_per_block) return;
+  refuse("expert_output is " + rows.describe() + "; it must be [" + std::to_string(route.num_blocks) + ", " +
+         std::to_string(route.rows_per_block) + ", hidden] or the same rows in two dimensions");
 }
 
 void check_expert_output(const Limits& limits, const TensorView& rows, const Route& route) {
   if (!rows.defined()) refuse("expert_output is not given");
   const bool blocks = protocol::space_per_source(limits.plan.spec.placement);
   if (rows.num_dims == 3 && blocks) {
-    check_blocks(rows, route);
+    check_shape_in_blocks(rows, route);
+    check_blocks(rows, "expert_output");
   } else {
     if (rows.num_dims != 2) refuse("expert_output is " + rows.describe() + "; it must be [rows, hidden]");
     std::int64_t right = std::min(route.round.num_rows, route.round.row_limit);
@@ -87,6 +79,8 @@ void check_own_weights(const Limits& limits, const TensorView& weights, const Ro
 }  // namespace
 
 engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput& input, const Route& route) {
+  check_tensor(input.expert_output, "expert_output");
+  check_tensor(input.topk_weights, "CombineInput::topk_weights");
   check_expert_output(limits, input.expert_output, route);
   if (protocol::by_expert(limits.plan.spec.placement)) {
     check_own_weights(limits, input.topk_weights, route);
@@ -97,10 +91,14 @@ engine::CombineRequest prepare_combine(const Limits& limits, const CombineInput&
 }
 
 void check_output(const Limits& limits, const TensorView& output, const Route& route) {
+  check_tensor(output, "output");
   if (!output.defined()) refuse("output is not given; it must be [num_tokens, hidden]");
   if (output.num_dims != 2) refuse("output is " + output.describe() + "; it must be [num_tokens, hidden]");
   check_rows(output, "output", route.round.num_tokens);
   check_hidden(limits, output, "output");
+  if (output.shape[1] == route.combine_width) return;
+  refuse("output is " + output.describe() + " and the rows of expert_output have " +
+         std::to_string(route.combine_width) + " elements; their widths must agree");
 }
 
 engine::CombineTarget prepare_target(const Limits& limits,
@@ -110,6 +108,7 @@ engine::CombineTarget prepare_target(const Limits& limits,
   engine::CombineTarget target;
   for (std::size_t i = 0; i < input.bias.size(); ++i) {
     const TensorView& bias = input.bias[i];
+    check_tensor(bias, "bias");
     if (!bias.defined()) continue;
     if (!limits.backend->info.contract.takes_bias) {
       refuse("`" + std::string(limits.backend->info.name) + "` takes no bias; leave it out");
@@ -119,6 +118,7 @@ engine::CombineTarget prepare_target(const Limits& limits,
     check_hidden(limits, bias, "bias");
     target.bias[i] = bias;
   }
+  check_tensor(options.topk_weights_output, "topk_weights_output");
   if (options.topk_weights_output.defined()) {
     if (!input.topk_weights.defined()) refuse("topk_weights_output is given and CombineInput::topk_weights is not");
     check_weights(limits, options.topk_weights_output, "topk_weights_output", route.round.num_tokens);

@@ -76,6 +76,10 @@ TensorView Communication::combine_input(const Handle& handle, Dtype dtype) {
   return core_->combine_input(handle, dtype);
 }
 
+TensorView Communication::combine_input(std::int64_t num_rows, Dtype dtype) {
+  return core_->combine_input(num_rows, dtype);
+}
+
 Status Communication::poll() const {
   return core_->poll();
 }

@@ -19,6 +19,14 @@ void Core::require_usable() const {
   }
 }
 
+engine::SharedQueues::Visit Core::visit_queues() const {
+  try {
+    return engine::SharedQueues::Visit(queues_.get());
+  } catch (const Error& error) {
+    throw with_rank(error);
+  }
+}
+
 Route& Core::take_route() {
   if (pool_->free.empty()) {
     pool_->routes.push_back(std::make_unique<Route>());

@@ -3,6 +3,7 @@
 // Thread rule: one thread at a time.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "communication/arguments.h"
 #include "communication/handle.h"
+#include "communication/queue_sharing.h"
 #include "communication/received.h"
 #include "communication/sub_rounds.h"
 #include "engine/engine.h"
@@ -44,7 +46,9 @@ class Core {
 
   [[nodiscard]] const Group& group() const { return group_; }
 
-  [[nodiscard]] std::int64_t window_bytes() const { return layout_.bytes(); }
+  [[nodiscard]] std::int64_t window_bytes() const {
+    return layout_.bytes() + (queues_ == nullptr ? 0 : queues_->layout().bytes());
+  }
 
   Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
   Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
@@ -54,6 +58,7 @@ class Core {
                       const TensorView* output);
   Status combine_receive(Handle& handle, const TensorView& output);
   TensorView combine_input(const Handle& handle, Dtype dtype);
+  TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
   [[nodiscard]] Status poll() const;
   Status reset();
@@ -82,14 +87,30 @@ class Core {
   // create.cc. Collective; on failure nothing local is left and every rank throws.
   void build();
   void make_window();
+  void make_queues(std::unique_ptr<fabric::Window> window, const protocol::QueueLayout& layout);
   void tear_down(ErrorCode why);
-  void require_agreement();
+  std::string agreed_text();
+  std::vector<std::string> require_agreement();
   void plan_window();
   void require_one_host() const;
+  void all_or_none(const std::function<void()>& step) const;
+  void set_back_queues(std::uint32_t turn, int faulted_rank);
   void share_outcome(const std::optional<Error>& failure) const;
   void log(LogLevel level, const std::string& text) const;
 
+  // growth.cc
+  struct Capacity {
+    MoeParams params{};
+    BackendConfig config{};
+  };
+
+  [[nodiscard]] std::optional<Capacity> capacity_for(const MoeParams& wanted, std::int64_t extra) const;
+  void require_no_open_round() const;
+
   void require_usable() const;
+  [[nodiscard]] bool uses_queues() const;
+  // Nothing where there are none.
+  [[nodiscard]] engine::SharedQueues::Visit visit_queues() const;
   Route& take_route();
   Route& route_of(const Handle& handle) const;
   void release_views(Route& route);
@@ -111,6 +132,8 @@ class Core {
                                               const TensorView* output);
   [[nodiscard]] bool in_received_rows(const TensorView& tensor) const;
   [[nodiscard]] bool holds_combine_section(const Route& route) const;
+  [[nodiscard]] bool fits_combine_rows(Dtype dtype) const;
+  [[nodiscard]] bool between_combine_halves() const;
   [[nodiscard]] Error with_rank(const Error& error) const;
 
   Group group_;
@@ -119,6 +142,8 @@ class Core {
   Limits limits_;
   protocol::WindowLayout layout_;
   std::unique_ptr<fabric::Window> window_;
+  QueueAgreement queue_agreement_;
+  QueueOwner queues_;  // outlives the engine
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Received> received_;
   std::optional<SubRounds> sub_rounds_;  // made from a byte budget

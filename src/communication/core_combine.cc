@@ -69,7 +69,9 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
                 "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   }
   enter(route.limits);
+  engine_->check_combine();
   engine::CombineRequest request = prepare_combine(limits_, input, route);
+  route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);
   if (output != nullptr) {
     check_output(limits_, *output, route);
@@ -84,6 +86,7 @@ Status Core::combine_send(Handle& handle,
                           const CombineOptions& options,
                           const TensorView* output) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   if (output == nullptr) refuse_halves(handle);
   engine::CombineRequest request;
@@ -95,7 +98,12 @@ Status Core::combine_send(Handle& handle,
   if (!reads_views) release_views(route);
   Status status;
   if (route.num_parts == 0) {
-    status = engine_->combine_send(request, route.round);
+    try {
+      status = engine_->combine_send(request, route.round);
+    } catch (const Error& error) {
+      end_round(route, RouteState::kAborted);
+      throw with_rank(error);
+    }
   } else {
     route.expert_output = request;
   }
@@ -107,6 +115,7 @@ Status Core::combine_send(Handle& handle,
 
 Status Core::combine_receive(Handle& handle, const TensorView& output) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   Route& route = route_of(handle);
   if (route.state != RouteState::kCombining) {
@@ -137,19 +146,28 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
   return status;
 }
 
+bool Core::fits_combine_rows(Dtype dtype) const {
+  return size_of(dtype) == size_of(limits_.params.dtype) && protocol::is_wide_float(dtype);
+}
+
+// Between the halves of a combine this rank's own rows are among those that it has yet to read.
+bool Core::between_combine_halves() const {
+  return std::ranges::any_of(pool_->routes, [](const auto& route) { return route->state == RouteState::kCombining; });
+}
+
 TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   require_usable();
   Route& route = route_of(handle);
   enter(route.limits);
-  const bool fits = size_of(dtype) == size_of(limits_.params.dtype) && protocol::is_wide_float(dtype);
   // Rows of several sub-rounds are more than the window holds; rows of u8 do not say how wide combine's are.
   if (route.num_parts > 0 || (sub_rounds_ && limits_.narrower_rows)) return {};
-  if (route.state != RouteState::kReceived || !fits) return {};
+  if (route.state != RouteState::kReceived || !fits_combine_rows(dtype)) return {};
   if (protocol::by_expert(limits_.plan.spec.placement)) return received_->combine_buffer(route, dtype);
   if (limits_.plan.spec.transport == protocol::Transport::kQueue || !holds_combine_section(route)) return {};
   const auto& tokens = route.round.tokens_of;
   const bool equal = std::ranges::adjacent_find(tokens, std::ranges::not_equal_to{}) == tokens.end();
   if (info().contract.output_layout == OutputLayout::kEveryRank && !equal) return {};
+  if (between_combine_halves()) return {};
   if (!engine_->fault().ok() || !engine_->acquire_combine_section().ok()) return {};
   combine_section_of_ = &route;
   TensorView view;
@@ -170,6 +188,18 @@ TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   // A layer narrower than the communication was made for combines rows of its own width.
   const PayloadKind& dispatched = route.kinds[protocol::kHiddenPlane];
   add(dispatched.dtype == limits_.params.dtype ? dispatched.inner[0] : limits_.params.hidden_size, 1);
+  return view;
+}
+
+// Where rows lie depends on nothing but their number, so no dispatch is needed to give their memory.
+TensorView Core::combine_input(std::int64_t num_rows, Dtype dtype) {
+  require_usable();
+  const bool there = info().contract.output_layout == OutputLayout::kEveryRank && fits_combine_rows(dtype) &&
+                     num_rows >= 0 && num_rows <= layout_.combine_rows() && combine_section_of_ == nullptr &&
+                     !between_combine_halves();
+  if (!there || !engine_->fault().ok() || !engine_->acquire_combine_section().ok()) return {};
+  TensorView view(window_->own() + layout_.combine_row(0), dtype, {num_rows, params().hidden_size});
+  view.strides[0] = layout_.combine_stride() / size_of(dtype);
   return view;
 }
 

@@ -53,6 +53,7 @@ int Core::free_buffer() const {
 
 Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   // The handle that an earlier round left here dies now, unless it is the one to replay.
   if (&result.handle != options.replay) result.handle = Handle();
@@ -78,6 +79,7 @@ Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& op
 
 Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& result) {
   require_usable();
+  const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   Route& route = route_of(result.handle);
   enter(route.limits);
@@ -85,6 +87,11 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   const bool repeated = route.state == RouteState::kReceived && route.views_open;
   if (route.state != RouteState::kSent && !repeated) {
     throw Error(ErrorCode::kInvalidState, "there is nothing to receive for this handle", limits_.rank);
+  }
+  try {
+    check_statistics(limits_, options);
+  } catch (const Error& error) {
+    throw with_rank(error);  // nothing was received; the call may be repeated
   }
   if (route.state == RouteState::kSent) {
     Status status;
@@ -120,6 +127,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
 
 Layout Core::layout(const TensorView& topk_ids, int num_experts) {
   require_usable();
+  check_tensor(topk_ids, "topk_ids");
   if (sub_rounds_) enter(limits_of_query(limits_, sub_rounds_->budget(), topk_ids, num_experts));
   const MoeParams& params = limits_.params;
   check_num_experts(limits_, num_experts);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creation, growth and the end of a communication: all that is collective and not a round.
+// Creation and the end of a communication: what is collective and not a round. Growth is in growth.cc.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -44,35 +44,57 @@ void Core::log(LogLevel level, const std::string& text) const {
   if (options_.log) options_.log(level, text);
 }
 
-// Everything that must agree, in one exchange; a rank whose arguments make no sense says so in its place.
-void Core::require_agreement() {
+// Everything that must agree. Makes the plan, and throws when the arguments make no sense.
+std::string Core::agreed_text() {
+  if (options_.num_threads < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "num_threads is " + std::to_string(options_.num_threads) + "; it must be at least 1");
+  }
+  if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
+    throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
+  }
+  plan_window();
+  if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
+  Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
+  for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
+    fields.insert(fields.end(), more.begin(), more.end());
+  }
+  return joined(fields);
+}
+
+bool Core::uses_queues() const {
+  return limits_.plan.spec.transport == protocol::Transport::kQueue;
+}
+
+// Everything that must agree, in one exchange; a rank whose arguments make no sense says so in its place. What ranks
+// offer of their queues comes with it, in a line of its own, for it may differ.
+std::vector<std::string> Core::require_agreement() {
   std::optional<Error> failure;
-  std::string text;
+  std::string text = "\n";
   try {
-    if (options_.num_threads < 1) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "num_threads is " + std::to_string(options_.num_threads) + "; it must be at least 1");
+    const std::string agreed = agreed_text();
+    if (uses_queues()) {
+      queues_ = queues_of(group_, limits_.plan.shape.queue_bytes);
+      text = queue_offer(group_, queues_) + "\n";
     }
-    if (options_.deadline.count() < 1 || options_.first_round_deadline.count() < 1) {
-      throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
-    }
-    plan_window();
-    if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
-    Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
-    for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
-      fields.insert(fields.end(), more.begin(), more.end());
-    }
-    text = joined(fields);
+    text += agreed;
   } catch (const Error& error) {
     failure = error;
   }
-  require_equal(gather_texts(group_, text, failure), limits_.rank);
+  std::vector<std::string> texts = gather_texts(group_, text, failure);
+  std::vector<std::string> offers;
+  for (std::string& each : texts) {
+    const std::size_t end = std::min(each.find('\n'), each.size());
+    offers.push_back(each.substr(0, end));
+    each.erase(0, end + 1);
+  }
+  require_equal(texts, limits_.rank);
+  return offers;
 }
 
 void Core::plan_window() {
   if (!sub_rounds_) {
-    validate(params());
-    limits_.plan = limits_.backend->plan(params(), config_, limits_.num_ranks);
+    limits_.plan = plan_checked(*limits_.backend, params(), config_, limits_.num_ranks);
     return;
   }
   limits_.plan = plan_of_budget(*limits_.backend, sub_rounds_->budget(), limits_.num_ranks);
@@ -96,10 +118,22 @@ void Core::share_outcome(const std::optional<Error>& failure) const {
   gather_texts(group_, "", failure);
 }
 
+// All ranks do it, or all throw with the reason of one that could not.
+void Core::all_or_none(const std::function<void()>& step) const {
+  std::optional<Error> failure;
+  try {
+    step();
+  } catch (const Error& error) {
+    failure = error;
+  }
+  share_outcome(failure);
+}
+
 void Core::build() {
-  require_agreement();
+  const std::vector<std::string> offers = require_agreement();
   if (limits_.plan.one_host) require_one_host();
   try {
+    if (uses_queues()) queue_agreement_ = agree_on_queues(group_, offers, queues_);
     make_window();
   } catch (...) {
     tear_down(ErrorCode::kDestroyed);
@@ -108,20 +142,40 @@ void Core::build() {
   const std::string rows = sub_rounds_ ? "a byte budget" : "hidden_size " + std::to_string(limits_.params.hidden_size);
   log(LogLevel::kInfo, std::string(info().name) + ": rank " + std::to_string(limits_.rank) + " of " +
                            std::to_string(limits_.num_ranks) + ", " + rows + ", window " +
-                           std::to_string(layout_.bytes()) + " bytes");
+                           std::to_string(layout_.bytes()) + " bytes" +
+                           (queues_ == nullptr ? ""
+                                               : ", queues " + std::to_string(queues_->layout().bytes()) + " bytes" +
+                                                     (queue_agreement_.share ? " shared" : "")));
+}
+
+// New queues where ranks have none in common that this communication could use.
+void Core::make_queues(std::unique_ptr<fabric::Window> window, const protocol::QueueLayout& layout) {
+  if (window != nullptr) {
+    queues_ = std::make_shared<engine::SharedQueues>(queue_agreement_.generation, std::move(window), layout,
+                                                     options_.initial_epoch);
+  }
+  const MoeParams& own = params();
+  queues_->join(queue_agreement_.user, "num_experts " + std::to_string(own.num_experts) + ", top_k " +
+                                           std::to_string(own.top_k) + ", hidden_size " +
+                                           std::to_string(own.hidden_size) + ", max_tokens_per_rank " +
+                                           std::to_string(own.max_tokens_per_rank));
 }
 
 void Core::make_window() {
   layout_ = protocol::WindowLayout::of(limits_.plan.shape);
-  std::optional<Error> failure;
-  try {
+  const auto deadline = std::chrono::duration_cast<std::chrono::milliseconds>(options_.first_round_deadline);
+  const bool makes_queues = uses_queues() && !queue_agreement_.share;
+  const auto queue_layout = protocol::QueueLayout::of(limits_.num_ranks, limits_.plan.shape.queue_bytes);
+  std::unique_ptr<fabric::Window> queue_window;
+  if (makes_queues) queues_.reset();
+  all_or_none([&] {
     window_ = fabric::fabrics().front().allocate(layout_.bytes());
-  } catch (const Error& error) {
-    failure = error;
-  }
-  share_outcome(failure);
-  try {
-    window_->connect(group_, std::chrono::duration_cast<std::chrono::milliseconds>(options_.first_round_deadline));
+    if (makes_queues) queue_window = fabric::fabrics().front().allocate(queue_layout.bytes());
+  });
+  if (makes_queues) all_or_none([&] { queue_window->connect(group_, deadline); });
+  all_or_none([&] {
+    window_->connect(group_, deadline);
+    if (uses_queues()) make_queues(std::move(queue_window), queue_layout);
     engine_ = engine::engines().front().make({.rank = limits_.rank,
                                               .num_ranks = limits_.num_ranks,
                                               .params = limits_.params,
@@ -130,15 +184,15 @@ void Core::make_window() {
                                               .deadline = options_.deadline,
                                               .first_round_deadline = options_.first_round_deadline,
                                               .num_threads = options_.num_threads,
-                                              .initial_epoch = options_.initial_epoch},
+                                              .initial_epoch = options_.initial_epoch,
+                                              .queues = queues_.get(),
+                                              .queue_user = queue_agreement_.user},
                                              *window_);
     received_ = std::make_unique<Received>(limits_, layout_, window_->own());
     pool_ = std::make_shared<HandlePool>();
     pool_->core = this;
-  } catch (const Error& error) {
-    failure = error;
-  }
-  share_outcome(failure);
+  });
+  if (makes_queues) publish_queues(group_, queues_);
 }
 
 void Core::tear_down(ErrorCode why) {
@@ -150,26 +204,58 @@ void Core::tear_down(ErrorCode why) {
   combine_section_of_ = nullptr;
   received_.reset();
   engine_.reset();
+  if (queues_ != nullptr) queues_->leave(queue_agreement_.user);
+  queues_.reset();
   window_.reset();
+}
+
+namespace {
+
+// What a rank brings to a reset.
+struct Standing {
+  std::uint32_t epoch = 0;
+  std::uint32_t turn = 0;
+  std::uint32_t faulted = 0;  // the queues
+};
+
+}  // namespace
+
+// A fault of the queues that only some ranks have seen becomes every rank's, so that all agree on which of their
+// communications have yet to be reset.
+void Core::set_back_queues(std::uint32_t turn, int faulted_rank) {
+  if (faulted_rank >= 0) {
+    queues_->fail(
+        {.code = StatusCode::kAborted, .fault = {.rank = limits_.rank, .peer = faulted_rank, .phase = Phase::kReset}});
+  }
+  queues_->set_back(turn);
 }
 
 Status Core::reset() {
   require_usable();
-  std::uint32_t epoch = engine_->latest_epoch();
+  const auto visit = visit_queues();
+  Standing agreed{.epoch = engine_->latest_epoch()};
+  if (queues_ != nullptr) {
+    agreed.turn = queues_->latest_turn();
+    agreed.faulted = queues_->faulted() ? 1 : 0;
+  }
+  int faulted_rank = -1;
   try {
     // The group's own deadline: ranks come here from waits that may last two deadlines longer than this rank's.
-    const auto gathered = group_.all_gather(std::as_bytes(std::span(&epoch, 1)));
-    for (const Bytes& bytes : gathered) {
-      std::uint32_t other = 0;
-      std::memcpy(&other, bytes.data(), std::min(bytes.size(), sizeof(other)));
-      if (static_cast<std::int32_t>(other - epoch) > 0) epoch = other;
+    const auto gathered = group_.all_gather(std::as_bytes(std::span(&agreed, 1)));
+    for (std::size_t rank = 0; rank < gathered.size(); ++rank) {
+      Standing other;
+      std::memcpy(&other, gathered[rank].data(), std::min(gathered[rank].size(), sizeof(other)));
+      if (protocol::reached(other.epoch, agreed.epoch)) agreed.epoch = other.epoch;
+      if (protocol::reached(other.turn, agreed.turn)) agreed.turn = other.turn;
+      if (other.faulted != 0 && faulted_rank < 0) faulted_rank = static_cast<int>(rank);
     }
     combine_section_of_ = nullptr;
     for (const auto& route : pool_->routes) {
       route->views_open = false;
       if (route->state != RouteState::kFree) route->state = RouteState::kAborted;
     }
-    engine_->reset(epoch + 1);
+    if (queues_ != nullptr) set_back_queues(agreed.turn + 1, faulted_rank);
+    engine_->reset(agreed.epoch + 1);
     group_.barrier();
   } catch (const Error& error) {
     return status_of(error, limits_.rank, Phase::kReset);
@@ -192,47 +278,6 @@ Status Core::destroy() {
   }
   tear_down(ErrorCode::kDestroyed);
   return status;
-}
-
-void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
-  require_usable();
-  validate(wanted);
-  if (extra < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "extra_payload_bytes_per_token is " + std::to_string(extra) + "; it must not be negative",
-                limits_.rank);
-  }
-  const MoeParams& now = params();
-  const std::int64_t bytes_now = dispatch_bytes_per_token(now) + limits_.backend->extra_capacity(config_);
-  const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + extra;
-  const bool same_routing = wanted.top_k == now.top_k && wanted.num_experts == now.num_experts;
-  if (same_routing && wanted.max_tokens_per_rank <= now.max_tokens_per_rank && wanted.hidden_size <= now.hidden_size &&
-      bytes_wanted <= bytes_now) {
-    return;
-  }
-  const auto busy = [](const auto& route) {
-    return route->views_open || route->state == RouteState::kSent || route->state == RouteState::kCombining;
-  };
-  if (std::ranges::any_of(pool_->routes, busy)) {
-    throw Error(ErrorCode::kInvalidState, "a round is open; combine it before growing", limits_.rank);
-  }
-  Core request(group_, *limits_.backend, wanted, limits_.backend->with_extra_capacity(config_, extra), options_);
-  request.require_agreement();
-
-  // The wider rows size combine; dispatch bytes beyond what their format needs are kept as extra room.
-  const bool keep_rows =
-      wanted.hidden_size < now.hidden_size || (wanted.hidden_size == now.hidden_size && bytes_wanted < bytes_now);
-  MoeParams grown = keep_rows ? now : wanted;
-  grown.top_k = wanted.top_k;
-  grown.num_experts = wanted.num_experts;
-  grown.max_tokens_per_rank = std::max(wanted.max_tokens_per_rank, now.max_tokens_per_rank);
-  const std::int64_t grown_extra = std::max(bytes_wanted, bytes_now) - dispatch_bytes_per_token(grown);
-  config_ = limits_.backend->with_extra_capacity(config_, grown_extra);
-  limits_.params = grown;
-  group_.barrier();
-  tear_down(ErrorCode::kReplaced);
-  group_.barrier();  // never two windows at once
-  build();
 }
 
 }  // namespace tokenyard::communication

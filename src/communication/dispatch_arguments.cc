@@ -113,6 +113,18 @@ void check_routing(const Limits& limits, const DispatchInput& input, bool replay
   if (!replay && contract.topk_ids_required && !input.topk_ids.defined()) refuse("topk_ids is not given");
 }
 
+// Nothing else may look at a tensor before.
+void check_tensors(const DispatchInput& input) {
+  check_tensor(input.hidden_states, "hidden_states");
+  check_tensor(input.hidden_states_scale, "hidden_states_scale");
+  check_tensor(input.topk_ids, "topk_ids");
+  check_tensor(input.topk_weights, "topk_weights");
+  check_tensor(input.router_logits, "router_logits");
+  check_tensor(input.eplb_local_stats, "eplb_local_stats");
+  for (const TensorView& extra : input.extra_payloads)
+    check_tensor(extra, "one of extra_payloads");
+}
+
 void check_extras(const DispatchInput& input) {
   const auto count = static_cast<std::int64_t>(input.extra_payloads.size());
   if (count > protocol::kMaxExtraPayloads) {
@@ -167,7 +179,7 @@ void check_stats(const Limits& limits, const DispatchInput& input) {
     refuse("eplb_local_stats has " + std::to_string(stats.shape[0]) + " entries; " + quoted(limits) +
            " takes statistics of all " + std::to_string(room) + " experts");
   }
-  if (stats.data == nullptr && stats.shape[0] > 0) refuse("eplb_local_stats has entries and no memory");
+  check_rows(stats, "eplb_local_stats", stats.shape[0]);
 }
 
 // Ids that routing turns into i32 may have another dtype on every rank.
@@ -226,7 +238,7 @@ void check_runtime_max(const Limits& limits, const DispatchOptions& options, std
   if (value >= own_tokens && value <= limits.params.max_tokens_per_rank) return;
   refuse("runtime_max_tokens_per_rank is " + std::to_string(value) + "; it must be at least this rank's " +
          std::to_string(own_tokens) +
-         " tokens, at least 1 and at most max_tokens_per_rank = " + std::to_string(limits.params.max_tokens_per_rank));
+         " tokens and at most max_tokens_per_rank = " + std::to_string(limits.params.max_tokens_per_rank));
 }
 
 // e8m0 scales cross in whole 32-bit words; the last one ends in zeros.
@@ -246,17 +258,6 @@ void plan_cast(const DispatchInput& input, const DispatchOptions& options, Route
       .dtype = ue8m0 ? Dtype::kE8m0 : Dtype::kF32,
       .num_inner = 1,
       .inner = {protocol::ceil_div(input.hidden_states.shape[1], protocol::kCastBlock), 0}};
-}
-
-void check_statistic(const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries) {
-  if (!tensor.defined()) return;
-  const bool right = tensor.dtype == dtype && tensor.num_dims == 1 && tensor.shape[0] == entries &&
-                     tensor.contiguous() && (tensor.data != nullptr || entries == 0) &&
-                     tensor.device.kind == DeviceKind::kCpu;
-  if (right) return;
-  std::string message(what);
-  message.append(" is ").append(tensor.describe()).append("; it must be a contiguous ").append(name(dtype));
-  refuse(message.append("[").append(std::to_string(entries)).append("] in host memory"));
 }
 
 void set_blocks(const Limits& limits, Route& route) {
@@ -282,6 +283,12 @@ void plan_payload_planes(const Limits& limits, Route& route) {
 
 }  // namespace
 
+void check_statistics(const Limits& limits, const DispatchOptions& options) {
+  const int experts = num_local_experts(limits.params, limits.rank, limits.num_ranks);
+  check_list(options.routes_per_expert, "routes_per_expert", Dtype::kI32, experts);
+  check_list(options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
+}
+
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options) {
   const Contract& contract = limits.backend->info.contract;
   refuse_unless(contract.takes_topk_ids, input.topk_ids.defined(), limits, "topk_ids");
@@ -299,15 +306,16 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
   refuse_unless(contract.takes_receive_statistics,
                 options.routes_per_expert.defined() || options.wait_per_source.defined(), limits,
                 "routes_per_expert and wait_per_source");
+  if (options.cast > DispatchCast::kFp8Block128Ue8m0) {
+    refuse("cast is " + std::to_string(static_cast<int>(options.cast)) + "; it must be one of DispatchCast's names");
+  }
   check_num_experts(limits, options.num_experts);
   const bool castable = input.hidden_states.dtype == limits.params.dtype && !input.hidden_states_scale.defined();
   if (options.cast != DispatchCast::kNone && !castable) {
     refuse("hidden_states is " + input.hidden_states.describe() + "; a cast takes rows of " +
            std::string(name(limits.params.dtype)) + " and no hidden_states_scale");
   }
-  check_statistic(options.routes_per_expert, "routes_per_expert", Dtype::kI32,
-                  num_local_experts(limits.params, limits.rank, limits.num_ranks));
-  check_statistic(options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
+  check_statistics(limits, options);
   if (options.expert_alignment < 1) {
     refuse("expert_alignment is " + std::to_string(options.expert_alignment) + "; it must be at least 1");
   }
@@ -326,6 +334,7 @@ void prepare_dispatch(const Limits& limits,
                       const DispatchOptions& options,
                       const engine::Round* replay,
                       Route& route) {
+  check_tensors(input);
   check_dispatch_options(limits, input, options);
   check_hidden_states(limits, input);
   check_scale(limits, input);
@@ -373,6 +382,8 @@ void prepare_dispatch(const Limits& limits,
   route.request.digest = digest_of(route, protocol::routed(limits.plan.spec.placement));
   const std::int64_t all_rows = std::int64_t{limits.num_ranks} * limits.params.max_tokens_per_rank;
   route.request.row_limit = options.num_worst_tokens.value_or(all_rows);
+  route.num_worst_tokens = options.num_worst_tokens;
+  route.expert_alignment = options.expert_alignment;
 }
 
 }  // namespace tokenyard::communication

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tokenyard/error.h"
@@ -40,11 +41,15 @@ struct Route {
   std::array<PayloadKind, protocol::kMaxPlanes> kinds{};
   int num_extras = 0;
   std::int64_t num_stats = 0;
+  // DispatchOptions of the send half, which the receive half goes by.
+  std::optional<std::int64_t> num_worst_tokens{};
+  int expert_alignment = 1;
   std::int64_t rows_shown = 0;  // of the result, with the tail of num_worst_tokens
   // Results in blocks: [num_blocks, rows_per_block, ...]; a block is a source rank or an expert. 0 for others.
   std::int64_t num_blocks = 0;
   std::int64_t rows_per_block = 0;
-  int buffer = 0;  // of `Received`, where results outlive the window's rows
+  int buffer = 0;                  // of `Received`, where results outlive the window's rows
+  std::int64_t combine_width = 0;  // elements of a row of the expert output that combine was given
   bool has_ids = false;
   bool combined = false;  // once at least, with this handle
   RouteState state = RouteState::kFree;

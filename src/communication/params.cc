@@ -37,6 +37,15 @@ void require_positive(std::string_view field, int value) {
               "MoeParams::" + std::string(field) + " is " + std::to_string(value) + "; it must be positive");
 }
 
+void require_rank(int rank, int num_ranks) {
+  if (num_ranks < 1) {
+    throw Error(ErrorCode::kInvalidArgument, "num_ranks is " + std::to_string(num_ranks) + "; it must be at least 1");
+  }
+  if (rank >= 0 && rank < num_ranks) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "rank is " + std::to_string(rank) + "; it must be in [0, " + std::to_string(num_ranks) + ")");
+}
+
 }  // namespace
 
 void validate(const MoeParams& params) {
@@ -52,6 +61,11 @@ void validate(const MoeParams& params) {
     throw Error(ErrorCode::kInvalidArgument, "MoeParams::dtype is " + std::string(name(params.dtype)) +
                                                  "; it must be bf16, f16 or f32 (quantised rows are described by "
                                                  "dispatch_format)");
+  }
+  if (params.dispatch_format > DispatchFormat::kMxfp4) {
+    throw Error(ErrorCode::kInvalidArgument, "MoeParams::dispatch_format is " +
+                                                 std::to_string(static_cast<int>(params.dispatch_format)) +
+                                                 "; it must be one of DispatchFormat's names");
   }
   const std::int64_t id = params.invalid_expert_id;
   if (id >= 0 && id < params.num_experts) {
@@ -78,10 +92,12 @@ std::int64_t dispatch_bytes_per_token(const MoeParams& params) {
 }
 
 int num_local_experts(const MoeParams& params, int rank, int num_ranks) {
+  require_rank(rank, num_ranks);
   return protocol::num_local_experts(params.num_experts, num_ranks, rank);
 }
 
 int first_local_expert(const MoeParams& params, int rank, int num_ranks) {
+  require_rank(rank, num_ranks);
   return protocol::first_local_expert(params.num_experts, num_ranks, rank);
 }
 

@@ -86,9 +86,9 @@ bool Received::own_copy(int plane) const {
          (plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane);
 }
 
-std::int64_t Received::rows_shown(const Route& route, const DispatchOptions& options) const {
+std::int64_t Received::rows_shown(const Route& route) const {
   if (blocked()) return route.num_blocks * route.rows_per_block;
-  return options.num_worst_tokens ? *options.num_worst_tokens : route.round.num_rows;
+  return route.num_worst_tokens.value_or(route.round.num_rows);
 }
 
 const std::byte* Received::window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const {
@@ -162,6 +162,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
   check_stats_into(route, options.into->eplb_gathered_stats);
   for (int plane = 0; plane < protocol::kFirstExtraPlane + route.num_extras; ++plane) {
     const TensorView into = wanted(options, plane);
+    check_tensor(into, label_of(plane));
     if (!into.defined()) continue;
     const bool routing = plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane;
     const bool shown = !protocol::by_expert(limits_.plan.spec.placement) || !routing;
@@ -170,13 +171,19 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
     }
     const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
     const bool blocks = blocked() && into.num_dims == kind.num_inner + 2;
+    if (!blocks && into.num_dims != kind.num_inner + 1) {
+      throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is " + into.describe() +
+                                                   "; it must have " + std::to_string(kind.num_inner + 1) +
+                                                   " dimensions, as the input has" +
+                                                   (blocked() ? ", or one more for blocks of rows" : ""));
+    }
     const TensorView row = blocks ? block_of(into, 0) : into;
     if (row.dtype != kind.dtype || row.row_bytes() != bytes_of_row(kind)) {
       throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is " + into.describe() +
                                                    "; its rows must be " + std::to_string(bytes_of_row(kind)) +
                                                    " bytes of " + std::string(name(kind.dtype)));
     }
-    check_rows(row, label_of(plane), row.num_rows());
+    blocks ? check_blocks(into, label_of(plane)) : check_rows(into, label_of(plane), into.num_rows());
     if (blocked()) check_room(into, route, blocks, label_of(plane));
   }
 }
@@ -194,7 +201,7 @@ Received::Outcome Received::fill(Route& route,
                                  const DispatchOptions& options,
                                  const Allocate& allocate,
                                  DispatchResult& result) {
-  const std::int64_t rows = rows_shown(route, options);
+  const std::int64_t rows = rows_shown(route);
   route.rows_shown = rows;
   if (protocol::by_expert(limits_.plan.spec.placement)) return fill_experts(route, options, result);
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
@@ -222,7 +229,7 @@ Received::Outcome Received::fill(Route& route,
     }
   }
   fill_stats(route, options, result.eplb_gathered_stats);
-  fill_counts(route, options, result.counts);
+  fill_counts(route, result.counts);
   return {.needed_rows = 0, .has_views = has_views_};
 }
 

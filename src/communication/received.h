@@ -54,7 +54,7 @@ class Received {
   [[nodiscard]] bool views_only() const { return limits_.plan.spec.placement == protocol::Placement::kRankMajor; }
 
   [[nodiscard]] bool own_copy(int plane) const;
-  [[nodiscard]] std::int64_t rows_shown(const Route& route, const DispatchOptions& options) const;
+  [[nodiscard]] std::int64_t rows_shown(const Route& route) const;
   [[nodiscard]] const std::byte* window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const;
   [[nodiscard]] TensorView shaped(const PayloadKind& kind,
                                   const RowPlaces& places,
@@ -81,7 +81,7 @@ class Received {
   void clear_ids(const Route& route, const TensorView& ids, std::int64_t rows);
   [[nodiscard]] std::int64_t shown_id(std::int32_t wire_id) const;
   void count_experts(const Route& route, RowCounts& counts);
-  void fill_counts(const Route& route, const DispatchOptions& options, RowCounts& counts);
+  void fill_counts(const Route& route, RowCounts& counts);
   void check_stats_into(const Route& route, const TensorView& stats) const;
   void fill_stats(const Route& route, const DispatchOptions& options, TensorView& stats);
 

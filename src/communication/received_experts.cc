@@ -2,6 +2,8 @@
 // Results by expert: the engine copies rows out of the window into memory that outlives them, the caller's or this
 // communication's own.
 #include <algorithm>
+#include <limits>
+#include <vector>
 
 #include "tokenyard/error.h"
 
@@ -11,18 +13,14 @@
 namespace tokenyard::communication {
 namespace {
 
-void add_to(const TensorView& statistic, std::span<const std::int32_t> values) {
+// Sums stop at the largest number there is: what the caller's memory held is the caller's.
+template <class Integer>
+void add_to(const TensorView& statistic, const std::vector<Integer>& values) {
   if (!statistic.defined()) return;
-  auto* to = statistic.as<std::int32_t>();
+  constexpr Integer kMost = std::numeric_limits<Integer>::max();
+  auto* to = statistic.as<Integer>();
   for (std::size_t i = 0; i < values.size(); ++i)
-    to[i] += values[i];
-}
-
-void add_to(const TensorView& statistic, std::span<const std::int64_t> values) {
-  if (!statistic.defined()) return;
-  auto* to = statistic.as<std::int64_t>();
-  for (std::size_t i = 0; i < values.size(); ++i)
-    to[i] += values[i];
+    to[i] = to[i] > kMost - values[i] ? kMost : to[i] + values[i];
 }
 
 }  // namespace
@@ -81,7 +79,7 @@ Received::Outcome Received::fill_experts(Route& route, const DispatchOptions& op
       TensorView(experts.source_tokens.data(), Dtype::kI32, {route.num_blocks, route.rows_per_block});
   result.source_ranges =
       TensorView(experts.source_ranges.data(), Dtype::kI32, {route.num_blocks, limits_.num_ranks, 2});
-  fill_counts(route, options, result.counts);
+  fill_counts(route, result.counts);
   add_to(options.routes_per_expert, experts.routes_per_expert);
   add_to(options.wait_per_source, experts.waited);
   return {};

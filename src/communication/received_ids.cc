@@ -95,7 +95,7 @@ void Received::fill_weights(const Route& route, const TensorView& weights, std::
   }
 }
 
-void Received::fill_counts(const Route& route, const DispatchOptions& options, RowCounts& counts) {
+void Received::fill_counts(const Route& route, RowCounts& counts) {
   const engine::Round& round = route.round;
   const std::int64_t kept = blocked() ? round.num_rows : std::min(round.num_rows, round.row_limit);
   counts.num_rows = kept;
@@ -112,7 +112,7 @@ void Received::fill_counts(const Route& route, const DispatchOptions& options, R
     count_experts(route, counts);
   }
   for (const std::int64_t rows : counts.rows_per_expert) {
-    counts.aligned_rows_per_expert.push_back(protocol::align_up(rows, options.expert_alignment));
+    counts.aligned_rows_per_expert.push_back(protocol::align_up(rows, route.expert_alignment));
   }
 }
 
@@ -135,10 +135,11 @@ void Received::count_experts(const Route& route, RowCounts& counts) {
 }
 
 void Received::check_stats_into(const Route& route, const TensorView& stats) const {
+  check_tensor(stats, "into->eplb_gathered_stats");
   if (!stats.defined()) return;
-  const bool right = stats.dtype == Dtype::kI32 && stats.num_dims == 2 && stats.shape[0] == limits_.num_ranks &&
-                     stats.shape[1] == route.num_stats && stats.contiguous() && stats.data != nullptr;
-  if (right && route.num_stats > 0) return;
+  const bool shaped = stats.dtype == Dtype::kI32 && stats.num_dims == 2 && stats.shape[0] == limits_.num_ranks &&
+                      stats.shape[1] == route.num_stats && stats.contiguous();
+  if (shaped && route.num_stats > 0) return check_rows(stats, "into->eplb_gathered_stats", limits_.num_ranks);
   throw Error(ErrorCode::kInvalidArgument, "into->eplb_gathered_stats is " + stats.describe() +
                                                "; it must be a contiguous i32[" + std::to_string(limits_.num_ranks) +
                                                ", " + std::to_string(route.num_stats) +

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of a communication that was made from a byte budget: the engine moves as many tokens of each rank at a time as
 // the window has room for, and the rows of all sub-rounds land in one place in their final order. A call that fits is
-// one round like any other, and its rows stay in the window. docs/design/0003-byte-budget.md has the reasons.
+// one round like any other, and its rows stay in the window. docs/design/0004-byte-budget.md has the reasons.
 // Thread rule: as the communication's, one thread at a time.
 #pragma once
 

@@ -12,6 +12,7 @@
 #include "tokenyard/communication.h"
 
 #include "engine/round.h"
+#include "engine/shared_queues.h"
 #include "fabric/window.h"
 #include "protocol/layout.h"
 #include "protocol/round_spec.h"
@@ -29,6 +30,10 @@ struct Setup {
   std::chrono::milliseconds first_round_deadline{};
   int num_threads = 1;
   std::uint32_t initial_epoch = 0;
+  // Transport::kQueue: the queues of the group, which outlive the engine, and this communication's number among those
+  // that use them.
+  SharedQueues* queues = nullptr;
+  std::uint32_t queue_user = 0;
 };
 
 // Rows of one payload as the caller gave them.
@@ -96,8 +101,10 @@ class Engine {
   // What the operations that follow move: rows of other sizes in the same sections. Both halves of an operation, on
   // every rank, are called with the same shapes.
   virtual void reshape(const MoeParams& params, const protocol::WindowLayout& layout) = 0;
-  // Throws kInvalidState when the window has no place for the rows of the next dispatch.
+  // Throw kInvalidState when the window has no place for the rows of the next dispatch, or another operation has the
+  // queues that this one needs.
   virtual void check_dispatch() const = 0;
+  virtual void check_combine() const = 0;
   // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.
   virtual void plan(const DispatchRequest& request, Round& round) = 0;
   // The caller's rows may be reused when it returns. Throws kMismatch when ranks disagree.
@@ -105,6 +112,7 @@ class Engine {
   virtual Status dispatch_receive(const DispatchRequest& request, Round& round) = 0;
   // Nothing of the round's received rows will be read any more.
   virtual void release(const Round& round) = 0;
+  // Both throw kMismatch when ranks disagree.
   virtual Status combine_send(const CombineRequest& request, Round& round) = 0;
   virtual Status combine_receive(const CombineTarget& target, const Round& round) = 0;
   // The receive half of the round's combine will not be called.
@@ -117,10 +125,10 @@ class Engine {
   // Waits until no peer reads this rank's combine section any more, so that it may be written.
   virtual Status acquire_combine_section() = 0;
 
-  // The sticky fault; kOk when there is none.
+  // The sticky fault, also one of another communication on the same queues; kOk when there is none.
   [[nodiscard]] virtual Status fault() const = 0;
   // Forgets faults and open operations. Between two barriers of the group, with no rank inside an operation; `epoch`
-  // is agreed and ahead of every rank's epochs.
+  // is agreed and ahead of every rank's epochs. Queues have been set back before.
   virtual void reset(std::uint32_t epoch) = 0;
   [[nodiscard]] virtual std::uint32_t latest_epoch() const = 0;
 

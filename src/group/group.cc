@@ -131,4 +131,8 @@ void Group::barrier(milliseconds deadline) const {
   impl_->barrier(deadline);
 }
 
+group::SharedSlot& group::shared_slot(const Group& group) {
+  return group.impl_->shared_slot();
+}
+
 }  // namespace tokenyard

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,12 @@ struct Membership {
   std::uint64_t nonce = 0;
   std::chrono::milliseconds deadline{0};  // of a collective that is given none
   bool offers_agreement = true;
+};
+
+// What communications of one member own together. The group does not look into it and keeps it alive for nobody.
+struct SharedSlot {
+  std::weak_ptr<void> object;
+  std::uint64_t generation = 0;  // the last one that ranks agreed on for such an object
 };
 
 class GroupImpl {
@@ -38,10 +45,13 @@ class GroupImpl {
   [[nodiscard]] virtual std::vector<Bytes> all_gather(std::span<const std::byte> bytes,
                                                       std::chrono::milliseconds deadline) = 0;
 
+  [[nodiscard]] SharedSlot& shared_slot() { return shared_slot_; }
+
   virtual void barrier(std::chrono::milliseconds deadline) { static_cast<void>(all_gather({}, deadline)); }
 
  private:
   Membership membership_;
+  SharedSlot shared_slot_;
 };
 
 }  // namespace tokenyard::group

@@ -61,6 +61,32 @@ Room& GatherRooms::ready(const Group& group, const RowKind& kind, std::int64_t t
   return *room;
 }
 
+// Collective; never two windows at once. But where a caller may be writing to this one for the next combine, it stays
+// on this rank until then.
+Status GatherRooms::end_window(Room& room) {
+  room.result = {};
+  room.open = false;
+  Status status;
+  if (room.given) {
+    try {
+      room.group.barrier();
+    } catch (const Error& error) {
+      status = communication::status_of(error, room.group.rank(), Phase::kDestroy);
+    }
+    room.replaced.push_back(std::move(*room.communication));
+    room.given = false;
+  } else {
+    status = room.communication->destroy();
+  }
+  room.communication.reset();
+  return status;
+}
+
+void GatherRooms::end_combine(Room& room) {
+  room.given = false;
+  room.replaced.clear();
+}
+
 void GatherRooms::grow(Room& room, std::int64_t tokens, std::int64_t extra) const {
   std::optional<Error> failure;
   // Ids are cargo, so nobody looks at experts.
@@ -80,10 +106,7 @@ void GatherRooms::grow(Room& room, std::int64_t tokens, std::int64_t extra) cons
     fields.emplace_back("extra_payload_bytes_per_token", std::to_string(extra));
     communication::require_equal(communication::gather_texts(room.group, communication::joined(fields)),
                                  room.group.rank());
-    room.result = {};
-    room.open = false;
-    const Status status = room.communication->destroy();  // never two windows at once
-    room.communication.reset();
+    const Status status = end_window(room);
     if (!status.ok()) {
       throw Error(ErrorCode::kPeerFailed, "a window could not be replaced by a larger one: " + status.message(),
                   room.group.rank(), status.fault.peer);
@@ -102,6 +125,7 @@ bool GatherRooms::initialized() const {
 Status GatherRooms::destroy() {
   Status status;
   for (const auto& room : rooms_) {
+    end_combine(*room);
     if (!room->communication) continue;
     const Status one = room->communication->destroy();
     if (status.ok()) status = one;

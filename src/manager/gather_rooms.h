@@ -39,7 +39,11 @@ struct Room {
   std::int64_t extra_bytes = 0;
   std::optional<Communication> communication{};  // none before the first creation that works
   DispatchResult result{};
-  bool open = false;               // `result` holds a dispatch that is yet to be combined
+  bool open = false;  // `result` holds a dispatch that is yet to be combined
+  // Memory of the present window is given out for the next combine; windows whose memory was, and which were replaced
+  // since.
+  bool given = false;
+  std::vector<Communication> replaced{};
   std::vector<std::byte> marks{};  // rows of the round that a combine without a dispatch makes
   std::vector<std::byte> marks_of_all{};
   std::vector<std::uint64_t> output{};  // of combine()
@@ -61,6 +65,9 @@ class GatherRooms {
   // what they have.
   Room& ready(const Group& group, const RowKind& kind, std::int64_t tokens, std::int64_t extra);
 
+  // What was given out for this combine is of no use any more.
+  static void end_combine(Room& room);
+
   [[nodiscard]] bool initialized() const;
   // Collective, in the order of creation.
   Status destroy();
@@ -69,6 +76,7 @@ class GatherRooms {
 
  private:
   void grow(Room& room, std::int64_t tokens, std::int64_t extra) const;
+  static Status end_window(Room& room);
 
   RoomOptions options_;
   std::vector<std::unique_ptr<Room>> rooms_;

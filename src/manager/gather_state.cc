@@ -191,7 +191,9 @@ Status GatherState::combine(const TensorView& hidden_states, TensorView& output,
     throw communication::named(error, call.group->rank());
   }
   room.open = false;  // used up, also when combine fails
-  return room.communication->combine(room.result.handle, {.expert_output = hidden_states}, {}, output);
+  const Status status = room.communication->combine(room.result.handle, {.expert_output = hidden_states}, {}, output);
+  GatherRooms::end_combine(room);
+  return status;
 }
 
 TensorView GatherState::allocate_combine_input(std::int64_t num_rows, const RowKind& kind, bool sequence_parallel) {
@@ -201,8 +203,10 @@ TensorView GatherState::allocate_combine_input(std::int64_t num_rows, const RowK
     GatherPlan::require_sum(sizes, num_rows);
     const bool equal = std::ranges::adjacent_find(sizes, std::ranges::not_equal_to{}) == sizes.end();
     Room* room = rooms_.find(group, kind);
-    if (!equal || room == nullptr || !holds_round(*room, sizes)) return {};
-    return room->communication->combine_input(room->result.handle, kind.dtype);
+    if (!equal || room == nullptr) return {};
+    const TensorView memory = room->communication->combine_input(num_rows, kind.dtype);
+    room->given = room->given || memory.defined();
+    return memory;
   } catch (const Error&) {
     return {};  // the call that follows says what is wrong
   }

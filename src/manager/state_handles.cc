@@ -12,12 +12,6 @@ namespace {
 
 using communication::Fields;
 
-// Changes when a communication was grown, or began to and failed.
-std::string shape_of(const Communication& made) {
-  return communication::joined(communication::fields_of(made.params())) +
-         communication::joined(registry::backend_of(made.config()).fields(made.config()));
-}
-
 // The parts of params that requests give.
 template <class Sizes>
 MoeParams with_sizes(MoeParams params, const Sizes& sizes) {
@@ -136,23 +130,9 @@ void State::initialize(const InitializeRequest& request) {
 void State::grow(const InitializeRequest& request, const MoeParams& params) {
   Communication& communication = owned_.front().entry->communication;
   try {
-    validate(params);
-    if (request.extra_payload_bytes_per_token < 0) {
-      throw Error(ErrorCode::kInvalidArgument, "extra_payload_bytes_per_token is " +
-                                                   std::to_string(request.extra_payload_bytes_per_token) +
-                                                   "; it must not be negative");
-    }
-  } catch (const Error& error) {
-    communication::gather_texts(group(), "", error);  // in place of the others' exchange, so that all throw
-  }
-  const std::string before = shape_of(communication);
-  try {
     communication.get<Growth>()->reserve(params, request.extra_payload_bytes_per_token);
   } catch (const Error&) {
-    // Never half: with the old window gone or about to go, nothing is left of it.
-    if (shape_of(communication) != before || !has_window(communication)) {
-      (void)destroy_owned();
-    }
+    if (!has_window(communication)) (void)destroy_owned();
     throw;
   }
 }

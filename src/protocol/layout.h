@@ -3,19 +3,18 @@
 // value. Sizes and offsets come from the same cursor, so they cannot disagree. Who writes what:
 //
 //   section            written by                       read by
-//   life               peer p its own line              this rank, when it waits long
+//   life               peer p its own line              this rank, when it waits long (not with queues)
 //   released           peer p its own line per phase    this rank, before it stores to p again
 //   headers            source s its own lines           this rank
 //   counts             source s its own rows            this rank (final places only)
 //   chunks             source s its own lines           this rank
-//   queue words        peer p its own line per phase    this rank: how far p filled, or drained, a queue
 //   stats              source s its own row             this rank
 //   payload            a space per source: source s space s; else any source, at the places the counts give
-//   queues             source s its own per phase       this rank
 //   combine, weights   this rank                        the origins of its rows
 //   given weights      origin s its own rows            this rank: weights that were not known at dispatch
 //
-// Lines and rows have `depth` slots; operation n of a phase uses slot n % depth.
+// Lines and rows have `depth` slots; operation n of a phase uses slot n % depth. With queues (queue_layout.h), chunks,
+// payload, combine and weights have no room here.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +51,8 @@ struct WindowShape {
   std::int64_t combine_row_bytes = 0;
   std::int64_t weights_row_bytes = 0;
   std::int64_t given_weights_row_bytes = 0;
-  // Of one queue; 0: rows have places of their own. With queues, no section grows with max_tokens.
+  // Of one queue, which lies in a window of queues; 0: rows have places of their own. With queues, no section grows
+  // with max_tokens.
   std::int64_t queue_bytes = 0;
   // Bytes of the whole window, whatever the rows need; 0: as many as they need. Sections then start at offsets that do
   // not depend on the rows: control, and of the rest one half for received rows, the other for rows of combine.
@@ -70,26 +70,23 @@ class WindowLayout {
     WindowLayout layout;
     layout.shape_ = shape;
     const std::int64_t ranks = shape.num_ranks;
-    layout.life_ = layout.take(ranks * kLineBytes);
+    const bool queued = shape.queue_bytes > 0;
+    layout.life_ = layout.take(queued ? 0 : ranks * kLineBytes);
     layout.released_ = layout.take(std::int64_t{kNumPhases} * ranks * kLineBytes);
     layout.headers_ =
         layout.take(std::int64_t{kNumPhases} * kHeaderSlots * ranks * static_cast<std::int64_t>(sizeof(HeaderLine)));
     layout.counts_stride_ = counts_first(shape.placement) ? align_up(ranks * 4, kLineBytes) : 0;
     layout.counts_ = layout.take(std::int64_t{kHeaderSlots} * ranks * layout.counts_stride_);
-    const bool queued = shape.queue_bytes > 0;
     const std::int64_t slots = shape.depth;
     const std::int64_t chunk_lines = queued ? 0 : layout.chunk_lines();
     layout.chunks_stride_ = align_up(chunk_lines * static_cast<std::int64_t>(sizeof(ChunkLine)), kLineBytes);
     layout.chunks_ = layout.take(slots * ranks * layout.chunks_stride_);
-    layout.queue_words_ = layout.take(queued ? 2 * std::int64_t{kNumPhases} * ranks * kLineBytes : 0);
     layout.stats_stride_ = align_up(shape.stats_entries * 4, kLineBytes);
     layout.stats_ = layout.take(ranks * layout.stats_stride_);
     layout.rows_ = layout.end_;
     layout.payload_stride_ = payload_capacity(layout.payload_rows(), shape.row_capacity, shape.extra_capacity);
     layout.payload_ = layout.take(queued ? 0 : slots * layout.num_spaces() * layout.payload_stride_);
     layout.begin_second_half();
-    layout.queues_stride_ = align_up(shape.queue_bytes, kSectionAlignment);
-    layout.queues_ = layout.take(2 * ranks * layout.queues_stride_);
     layout.combine_stride_ = align_up(shape.combine_row_bytes, kRowAlignment);
     const std::int64_t combine_rows = queued ? 0 : slots * layout.combine_rows();
     layout.combine_ = layout.take(combine_rows * layout.combine_stride_);
@@ -149,16 +146,6 @@ class WindowLayout {
            index * static_cast<std::int64_t>(sizeof(ChunkLine));
   }
 
-  // A word by which `peer` says how many rows it put into its queue to this rank.
-  TOKENYARD_HD constexpr std::int64_t queue_filled(int phase, int peer) const {
-    return queue_words_ + (static_cast<std::int64_t>(phase) * shape_.num_ranks + peer) * kLineBytes;
-  }
-
-  // A word by which `peer` says how many rows it took from this rank's queue to it.
-  TOKENYARD_HD constexpr std::int64_t queue_drained(int phase, int peer) const {
-    return queue_filled(kNumPhases + phase, peer);
-  }
-
   TOKENYARD_HD constexpr std::int64_t stats(int source) const { return stats_ + source * stats_stride_; }
 
   // Where rows begin: everything before it is words and lines.
@@ -171,13 +158,6 @@ class WindowLayout {
   }
 
   TOKENYARD_HD constexpr std::int64_t payload_bytes() const { return payload_stride_; }
-
-  // The queue from `source` in a phase (dispatch or combine), and what it may hold.
-  TOKENYARD_HD constexpr std::int64_t queue(int phase, int source) const {
-    return queues_ + (static_cast<std::int64_t>(phase) * shape_.num_ranks + source) * queues_stride_;
-  }
-
-  TOKENYARD_HD constexpr std::int64_t queue_bytes() const { return shape_.queue_bytes; }
 
   TOKENYARD_HD constexpr std::int64_t combine_row(std::int64_t row, int slot = 0) const {
     return combine_ + (slot * combine_rows() + row) * combine_stride_;
@@ -217,10 +197,10 @@ class WindowLayout {
 
   WindowShape shape_{};
   bool fits_ = true;
-  std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, queue_words_ = 0, stats_ = 0,
-               rows_ = 0, payload_ = 0, queues_ = 0, combine_ = 0, weights_ = 0, given_weights_ = 0;
-  std::int64_t counts_stride_ = 0, chunks_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0, queues_stride_ = 0,
-               combine_stride_ = 0, weights_stride_ = 0;
+  std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, stats_ = 0, rows_ = 0, payload_ = 0,
+               combine_ = 0, weights_ = 0, given_weights_ = 0;
+  std::int64_t counts_stride_ = 0, chunks_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0, combine_stride_ = 0,
+               weights_stride_ = 0;
   std::int64_t end_ = 0;
 };
 

@@ -19,7 +19,7 @@ TOKENYARD_HD constexpr int first_local_expert(int num_experts, int num_ranks, in
 TOKENYARD_HD constexpr int owner_of(int num_experts, int num_ranks, int expert) {
   const int small = num_experts / num_ranks;
   const int larger = num_experts % num_ranks;
-  const int boundary = larger * (small + 1);  // experts of the ranks that hold one more
+  const int boundary = num_experts - (num_ranks - larger) * small;  // experts of the ranks that hold one more
   return expert < boundary ? expert / (small + 1) : larger + (expert - boundary) / small;
 }
 

@@ -55,7 +55,7 @@ enum class HeaderStatus : std::uint8_t { kOk, kAborted };
 // What a source tells each receiver once an operation. Everything but `stamp` is written before it and read after it.
 struct alignas(64) HeaderLine {
   std::uint64_t stamp;      // dispatch: rows sent to this receiver; combine: rows owed to it
-  std::uint64_t mask;       // rank major: which tokens of chunk 0 have a row here
+  std::uint64_t mask;       // rank major: which tokens of chunk 0 have a row here; with queues: the operation's turn
   std::uint64_t digest;     // of the arguments that must agree
   std::int64_t agreed;      // an argument that must agree and whose values an error should name
   std::int64_t row_limit;   // combine: rows of the dispatch that the receiver kept (num_worst_tokens)

@@ -73,6 +73,24 @@ void play_worlds(std::string_view backend,
                  const RoundPlan& plan = {},
                  Experts experts = Experts::kScale);
 
+// Groups for communications of which several are between their halves at once: the same one for all, or one for each
+// where communications of a group take turns.
+class GroupsAtOnce {
+ public:
+  GroupsAtOnce(std::string_view backend, int num_ranks, std::size_t count) {
+    if (!find_backend(backend).contract.takes_turns) return;
+    for (std::size_t i = 0; i < count; ++i)
+      own_.push_back(Group::in_process(num_ranks));
+  }
+
+  [[nodiscard]] const Group& of(std::size_t which, const Group& shared) const {
+    return own_.empty() ? shared : own_[which][static_cast<std::size_t>(shared.rank())];
+  }
+
+ private:
+  std::vector<std::vector<Group>> own_;
+};
+
 // A suite whose parameter is the backend.
 class EachBackend : public ::testing::TestWithParam<std::string_view> {};
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// C110: several chunks under way at once, their combines finished in any order: each has a handle of its own.
+// C110: several chunks under way at once, their combines finished in any order: each has a handle of its own, and a
+// group of its own where communications of a group take turns.
 #include <array>
 
 #include "cases/case_round.h"
@@ -44,10 +45,11 @@ class ChunkedCombines : public EachBackend {};
 
 TEST_P(ChunkedCombines, AreReceivedInAnyOrder) {
   constexpr std::array<std::array<std::size_t, kChunks>, 3> kOrders{{{2, 1, 0}, {0, 1, 2}, {1, 2, 0}}};
+  const GroupsAtOnce groups(GetParam(), 3, kChunks);
   EXPECT_NO_THROW(run_ranks(3, [&](const Group& group) {
     std::vector<Communication> communications;
     for (std::size_t which = 0; which < kChunks; ++which)
-      communications.push_back(communication_for(group, GetParam(), chunk(which, 0).spec));
+      communications.push_back(communication_for(groups.of(which, group), GetParam(), chunk(which, 0).spec));
     std::array<DispatchResult, kChunks> results;
     for (std::int64_t round = 0; round < 9; ++round) {
       std::array<Combine, kChunks> combines;
@@ -65,10 +67,11 @@ TEST_P(ChunkedCombines, AreReceivedInAnyOrder) {
 
 // The same handle's halves, with the next chunk's dispatch between them.
 TEST_P(ChunkedCombines, OverlapWithTheNextDispatch) {
+  const GroupsAtOnce groups(GetParam(), 3, kChunks);
   EXPECT_NO_THROW(run_ranks(3, [&](const Group& group) {
     std::vector<Communication> communications;
     for (std::size_t which = 0; which < 2; ++which)
-      communications.push_back(communication_for(group, GetParam(), chunk(which, 0).spec));
+      communications.push_back(communication_for(groups.of(which, group), GetParam(), chunk(which, 0).spec));
     std::array<DispatchResult, 2> results;
     dispatch_and_check(communications[0], chunk(0, 0), {}, results[0]);
     for (std::int64_t round = 0; round < 20; ++round) {

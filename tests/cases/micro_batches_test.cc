@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// C115: two micro-batches, in two threads of each rank or interleaved in one, keep their handles and rows apart.
+// C115: two micro-batches, in two threads of each rank or interleaved in one, keep their handles and rows apart. Where
+// communications of a group take turns, threads have groups of their own.
 // C116: layer after layer with other ids, and no synchronisation between them.
 #include <array>
 #include <chrono>
@@ -44,10 +45,11 @@ void play_layers(Communication& communication, std::size_t which, bool pauses) {
 
 TEST_P(MicroBatches, InTwoThreads) {
   for (const bool pauses : {false, true}) {
+    const GroupsAtOnce groups(GetParam(), kRanks, 2);
     EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
       std::vector<Communication> communications;
       for (std::size_t which = 0; which < 2; ++which)
-        communications.push_back(communication_for(group, GetParam(), micro_batch(which, 0).spec));
+        communications.push_back(communication_for(groups.of(which, group), GetParam(), micro_batch(which, 0).spec));
       std::exception_ptr failure;
       std::thread second([&] {
         try {

@@ -6,6 +6,7 @@
 
 #include "conformance/small_spec.h"
 #include "support/check.h"
+#include "support/errors.h"
 #include "support/run_ranks.h"
 
 namespace tokenyard::support {
@@ -118,6 +119,66 @@ TEST(TwoSidedCombineInput, IsNotThere) {
     dispatch_and_check(communication, make_world(spec), {}, result);
     check(!communication.combine_input(result.handle, Dtype::kBf16).defined(), "combine_input of queues");
   }));
+}
+
+// Rows in rank order need no dispatch to have a place: it is the one that the handle gives.
+TEST(AllGatherCombineInput, IsThereBeforeTheDispatch) {
+  WorldSpec spec = small_spec(3);
+  spec.num_tokens = {4, 4, 4};
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(3, [&](const Group& group) {
+    Communication communication = communication_for(group, "all_gather", spec);
+    DispatchResult result;
+    for (int round = 0; round < 3; ++round) {
+      const TensorView early = communication.combine_input(12, Dtype::kBf16);
+      check(early.defined(), "no memory before the dispatch");
+      dispatch_and_check(communication, world, {}, result);
+      const TensorView late = communication.combine_input(result.handle, Dtype::kBf16);
+      check(late.data == early.data && late.shape == early.shape && late.strides == early.strides,
+            "the handle gives " + late.describe() + " elsewhere than " + early.describe());
+      combine_and_check(communication, world, {.zero_copy = true}, result, result.handle);
+    }
+    check(communication.combine_input(18, Dtype::kBf16).defined(), "no memory for as many rows as there can be");
+    check(!communication.combine_input(19, Dtype::kBf16).defined(), "memory for more rows than there can be");
+    check(!communication.combine_input(-1, Dtype::kBf16).defined(), "memory for fewer rows than none");
+    check(!communication.combine_input(12, Dtype::kF32).defined(), "memory of another width");
+  }));
+}
+
+// The section still holds rows that this rank itself has to read: waiting for them would never end.
+TEST(WindowCombineInput, IsNotThereBetweenTheHalvesOfACombine) {
+  WorldSpec spec = small_spec(2);
+  spec.num_tokens = {4, 4};
+  const World world = make_world(spec);
+  for (const std::string_view backend : {"all_gather", "high_throughput", "one_sided"}) {
+    EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
+      Communication communication = communication_for(group, backend, spec);
+      DispatchResult result;
+      DispatchResult next;
+      dispatch_and_check(communication, world, {}, result);
+      RoundPlan plan;
+      plan.between_halves = [&] {
+        dispatch_and_check(communication, world, {}, next);
+        const Stopwatch stopwatch;
+        check(!communication.combine_input(next.handle, Dtype::kBf16).defined(), "memory that is still to be read");
+        check(!communication.combine_input(8, Dtype::kBf16).defined(), "the same without a handle");
+        stopwatch.check_below(std::chrono::milliseconds(1'000), "to say that there is none");
+      };
+      combine_and_check(communication, world, plan, result, result.handle);
+      check(communication.combine_input(next.handle, Dtype::kBf16).defined(), "no memory after the combine");
+      combine_and_check(communication, world, {}, next, next.handle);
+    })) << backend;
+  }
+}
+
+TEST(RoutedCombineInput, NeedsAHandle) {
+  const WorldSpec spec = small_spec(2);
+  for (const std::string_view backend : moving_backends_that(routes)) {
+    EXPECT_NO_THROW(run_ranks(2, [&](const Group& group) {
+      Communication communication = communication_for(group, backend, spec);
+      check(!communication.combine_input(4, Dtype::kBf16).defined(), "memory for rows whose places are not known");
+    })) << backend;
+  }
 }
 
 // all_gather's window memory exists only when sizes are equal; otherwise the caller brings a tensor.

@@ -2,8 +2,6 @@
 // What only high_throughput promises: cached handles, a fixed number of result rows, the layout query, SMs.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "conformance/small_spec.h"
 #include "support/check.h"
 #include "support/errors.h"

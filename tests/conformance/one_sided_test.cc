@@ -118,5 +118,62 @@ TEST(GrowthOfOneSided, IsRefusedWithAnOpenRound) {
   }));
 }
 
+// What one rank cannot ask for.
+struct BadGrowth {
+  std::string_view name;
+  void (*spoil)(MoeParams& wanted, std::int64_t& extra) = nullptr;  // null: a round is open instead
+  ErrorCode code = ErrorCode::kInvalidArgument;
+  std::string_view reason;
+};
+
+class BadGrowthOfOneSided : public ::testing::TestWithParam<BadGrowth> {};
+
+// All hear of it at once, and the window that they had goes on.
+TEST_P(BadGrowthOfOneSided, FailsOnAllAtOnceAndKeepsTheWindow) {
+  WorldSpec spec = small_spec(kRanks, 9);
+  spec.eplb_entries = 8;
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, "one_sided", spec);
+    const std::int64_t bytes = communication.window_bytes();
+    DispatchResult result;
+    dispatch_and_check(communication, make_world(spec), {}, result);
+    const bool culprit = group.rank() == 1;
+    const bool open = GetParam().spoil == nullptr;
+    if (!culprit || !open) result.handle = Handle();
+    MoeParams wanted = spec.params;
+    std::int64_t extra = 0;
+    wanted.max_tokens_per_rank = 30;
+    if (culprit && !open) GetParam().spoil(wanted, extra);
+    const Stopwatch stopwatch;
+    check_throws(culprit ? GetParam().code : ErrorCode::kPeerFailed, {"rank 1", std::string(GetParam().reason)},
+                 [&] { communication.get<Growth>()->reserve(wanted, extra); });
+    stopwatch.check_below(std::chrono::milliseconds(2'000), "a growth that one rank cannot ask for");
+    check_eq(communication.window_bytes(), bytes, "the window");
+    check_eq(communication.params().max_tokens_per_rank, spec.params.max_tokens_per_rank, "the tokens");
+    if (culprit && open) check_result(communication, make_world(spec), {}, result);
+    result.handle = Handle();
+    for (std::uint64_t round = 0; round < 2; ++round)
+      play_round(communication, make_world(with_seed(spec, 10 + round)), {.seed = round}, result);
+    MoeParams larger = spec.params;
+    larger.max_tokens_per_rank = 31;
+    communication.get<Growth>()->reserve(larger, 0);
+    play_round(communication, make_world(with_seed(spec, 12)), {}, result);
+  }));
+}
+
+constexpr BadGrowth kBadGrowths[] = {
+    {"params", [](MoeParams& wanted, std::int64_t& /*extra*/) { wanted.hidden_size = -4; }, ErrorCode::kInvalidArgument,
+     "hidden_size is -4"},
+    {"extra_bytes", [](MoeParams& /*wanted*/, std::int64_t& extra) { extra = -1; }, ErrorCode::kInvalidArgument,
+     "extra_payload_bytes_per_token is -1"},
+    {"config", [](MoeParams& wanted, std::int64_t& /*extra*/) { wanted.num_experts = 4; }, ErrorCode::kInvalidArgument,
+     "eplb_stats_num_experts is 8"},
+    {"open_round", nullptr, ErrorCode::kInvalidState, "a round is open"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, BadGrowthOfOneSided, ::testing::ValuesIn(kBadGrowths), [](const auto& tested) {
+  return std::string(tested.param.name);
+});
+
 }  // namespace
 }  // namespace tokenyard::support

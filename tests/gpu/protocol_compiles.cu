@@ -9,6 +9,7 @@
 #include "protocol/log_wire.h"
 #include "protocol/owner.h"
 #include "protocol/planes.h"
+#include "protocol/queue_layout.h"
 #include "protocol/stamp.h"
 
 namespace tokenyard {
@@ -23,6 +24,7 @@ __global__ void touch_protocol(protocol::WindowLayout layout, std::uint64_t* wor
   std::array<std::int64_t, protocol::kMaxPlanes> widths{};
   widths[0] = 32;
   words[2] = static_cast<std::uint64_t>(protocol::plan_planes(widths, 8).bytes);
+  words[3] = protocol::turn_released(words[0], 6) + static_cast<std::uint64_t>(protocol::QueueLayout::of(7, 8).bytes());
   values[index] = protocol::decode<protocol::Bf16>(protocol::encode<protocol::Bf16>(values[index])) +
                   protocol::decode<protocol::F8e4m3>(protocol::encode<protocol::F8e4m3>(values[index]));
 }

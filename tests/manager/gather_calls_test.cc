@@ -117,52 +117,6 @@ INSTANTIATE_TEST_SUITE_P(Splits, GatherChoices, ::testing::ValuesIn(choices()), 
   return choice.param.name;
 });
 
-// All eight ranks are data parallel.
-struct Flat {
-  explicit Flat(const Group& group, int max_tokens = 8)
-      : manager(create_all2all_manager("AgRsAll2AllManager", gather_options(group, {.dp = group}, max_tokens))),
-        rank(group.rank()) {
-    ranks.resize(static_cast<std::size_t>(group.num_ranks()));
-    std::iota(ranks.begin(), ranks.end(), 0);
-  }
-
-  // This step's rows; returns this rank's.
-  std::int64_t step(std::vector<std::int64_t> given) {
-    sizes = std::move(given);
-    manager.set_step_num_tokens(sizes);
-    return sizes[static_cast<std::size_t>(rank)];
-  }
-
-  [[nodiscard]] std::int64_t all() const { return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}); }
-
-  // A dispatch of rows of `hidden` f32, checked.
-  void dispatch(std::int64_t hidden, std::int64_t top_k = 2) {
-    const std::int64_t own = sizes[static_cast<std::size_t>(rank)];
-    auto rows = cargo_matrix<float>(Dtype::kF32, 1, rank, own, hidden);
-    auto weights = cargo_matrix<float>(Dtype::kF32, 2, rank, own, top_k);
-    auto ids = cargo_matrix<std::int32_t>(Dtype::kI32, 3, rank, own, top_k);
-    support::check_ok(calls.dispatch(rows.view(), weights.view(), ids.view(), {}, result), "dispatch");
-    check_gathered<float>(result.hidden_states, Dtype::kF32, 1, ranks, sizes);
-    check_gathered<float>(result.topk_weights, Dtype::kF32, 2, ranks, sizes);
-    check_gathered<std::int32_t>(result.topk_ids, Dtype::kI32, 3, ranks, sizes);
-    check(!result.extra_tensors.has_value(), "no list was given");
-  }
-
-  void combine(std::int64_t hidden) {
-    auto experts = expert_output(rank, all(), hidden);
-    TensorView output;
-    support::check_ok(calls.combine(experts.view(), output), "combine");
-    check_combined(output, ranks, sizes, static_cast<std::size_t>(rank));
-  }
-
-  All2AllManager manager;
-  GatherCalls& calls = manager.gather_calls();
-  GatherResult result{};
-  int rank;
-  std::vector<int> ranks{};
-  std::vector<std::int64_t> sizes{};
-};
-
 TEST(GatherCallsTest, RouterLogitsAndLists) {
   EXPECT_NO_THROW(run_ranks(4, [](const Group& group) {
     Flat flat(group);
@@ -232,43 +186,6 @@ TEST(GatherCallsTest, CombineWritesIntoTheCallersTensor) {
     check(view.data == output.view().data, "the output moved");
     check_combined(view, flat.ranks, flat.sizes, static_cast<std::size_t>(flat.rank));
     output.check_guards("output");
-  }));
-}
-
-TEST(GatherCallsTest, CombineInputIsWindowMemoryAtOneAddress) {
-  EXPECT_NO_THROW(run_ranks(4, [](const Group& group) {
-    Flat flat(group);
-    const void* address = nullptr;
-    flat.step({3, 3, 3, 3});
-    check(!flat.calls.allocate_combine_input(12, 10, Dtype::kF32).defined(), "nothing was dispatched");
-    for (const std::int64_t rows : {3, 1, 8}) {
-      flat.step({rows, rows, rows, rows});
-      flat.dispatch(10);
-      const TensorView memory = flat.calls.allocate_combine_input(4 * rows, 10, Dtype::kF32);
-      check(memory.defined(), "equal rows have window memory");
-      check_eq(memory.shape[0], 4 * rows, "rows");
-      check_eq(memory.shape[1], 10, "hidden");
-      if (address == nullptr) address = memory.data;
-      check(memory.data == address, "the memory moved");
-      const auto experts = expert_output(flat.rank, 4 * rows, 10);
-      for (std::int64_t row = 0; row < 4 * rows; ++row)
-        std::memcpy(support::row_of(memory, row), &experts.values[static_cast<std::size_t>(row * 10)], 40);
-      TensorView output;
-      support::check_ok(flat.calls.combine(memory, output), "combine");
-      check_combined(output, flat.ranks, flat.sizes, static_cast<std::size_t>(flat.rank));
-    }
-    const auto nothing = [&](std::int64_t rows, std::int64_t hidden, Dtype dtype) {
-      check(!flat.calls.allocate_combine_input(rows, hidden, dtype).defined(), "memory that there is no room for");
-    };
-    flat.dispatch(10);
-    nothing(31, 10, Dtype::kF32);   // not the step's rows
-    nothing(32, 12, Dtype::kF32);   // no window of this width
-    nothing(32, 10, Dtype::kBf16);  // nor of this dtype
-    flat.step({8, 8, 8, 7});
-    flat.dispatch(10);
-    nothing(31, 10, Dtype::kF32);  // not all equal
-    flat.manager.set_step_num_tokens({});
-    nothing(31, 10, Dtype::kF32);  // no list at all
   }));
 }
 

@@ -7,13 +7,16 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tokenyard/manager.h"
 
 #include "manager/manager_setup.h"
 #include "support/check.h"
+#include "support/round.h"
 #include "support/tensor.h"
 
 namespace tokenyard::manager_tests {
@@ -151,5 +154,51 @@ inline ManagerOptions gather_options(const Group& group, const ParallelGroups& p
   options.params.max_tokens_per_rank = max_tokens;
   return options;
 }
+
+// One rank of many that are all data parallel, with its manager.
+struct Flat {
+  explicit Flat(const Group& group, int max_tokens = 8)
+      : manager(create_all2all_manager("AgRsAll2AllManager", gather_options(group, {.dp = group}, max_tokens))),
+        rank(group.rank()) {
+    ranks.resize(static_cast<std::size_t>(group.num_ranks()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+
+  // This step's rows; returns this rank's.
+  std::int64_t step(std::vector<std::int64_t> given) {
+    sizes = std::move(given);
+    manager.set_step_num_tokens(sizes);
+    return sizes[static_cast<std::size_t>(rank)];
+  }
+
+  [[nodiscard]] std::int64_t all() const { return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}); }
+
+  // A dispatch of rows of `hidden` f32, checked.
+  void dispatch(std::int64_t hidden, std::int64_t top_k = 2) {
+    const std::int64_t own = sizes[static_cast<std::size_t>(rank)];
+    auto rows = cargo_matrix<float>(Dtype::kF32, 1, rank, own, hidden);
+    auto weights = cargo_matrix<float>(Dtype::kF32, 2, rank, own, top_k);
+    auto ids = cargo_matrix<std::int32_t>(Dtype::kI32, 3, rank, own, top_k);
+    support::check_ok(calls.dispatch(rows.view(), weights.view(), ids.view(), {}, result), "dispatch");
+    check_gathered<float>(result.hidden_states, Dtype::kF32, 1, ranks, sizes);
+    check_gathered<float>(result.topk_weights, Dtype::kF32, 2, ranks, sizes);
+    check_gathered<std::int32_t>(result.topk_ids, Dtype::kI32, 3, ranks, sizes);
+    support::check(!result.extra_tensors.has_value(), "no list was given");
+  }
+
+  void combine(std::int64_t hidden) {
+    auto experts = expert_output(rank, all(), hidden);
+    TensorView output;
+    support::check_ok(calls.combine(experts.view(), output), "combine");
+    check_combined(output, ranks, sizes, static_cast<std::size_t>(rank));
+  }
+
+  All2AllManager manager;
+  GatherCalls& calls = manager.gather_calls();
+  GatherResult result{};
+  int rank;
+  std::vector<int> ranks{};
+  std::vector<std::int64_t> sizes{};
+};
 
 }  // namespace tokenyard::manager_tests

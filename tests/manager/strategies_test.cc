@@ -177,6 +177,9 @@ TEST_P(SeedManagers, WorkOnEveryRank) {
     support::check_eq(communication.backend().name, name, "the backend");
     support::check_eq(communication.params().hidden_size, 128, "hidden_size");
     support::check_eq(communication.params().num_experts, 8, "num_experts");
+    const support::World world = support::make_world({.params = communication.params(), .num_ranks = 4, .seed = 21});
+    DispatchResult result;
+    support::play_round(communication, world, {}, result);
     support::check(manager.destroy().ok(), "destroy");
   }));
 }

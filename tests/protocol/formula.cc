@@ -92,7 +92,7 @@ Formula make_formula(std::string backend, int num_ranks, std::uint64_t seed, int
 
 BackendConfig formula_config(const Formula& formula) {
   if (formula.backend == "one_sided") return OneSidedConfig{.eplb_stats_num_experts = formula.num_statistics()};
-  // Three rows: ranks have to wait for room, and for each other.
+  // Three rows, or two of formulas with wider ones: ranks have to wait for room, and for each other.
   if (formula.backend == "two_sided") return TwoSidedConfig{.queue_bytes_per_peer = 3 * 320};
   return find_backend(formula.backend).default_config;
 }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <ostream>
 #include <set>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "engine/host/word.h"
 #include "protocol/scripted_rank.h"
+#include "support/rng.h"
 #include "support/run_ranks.h"
 
 namespace tokenyard::protocol_tests {
@@ -130,6 +132,51 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                          [](const testing::TestParamInfo<Case>& tested) {
                            return tested.param.backend + "_" + std::to_string(tested.param.num_ranks);
                          });
+
+// Three communications on the same queues, with rows of different widths: an operation of one, whatever its act, then
+// one of another, in an order that is drawn.
+void play_in_turns(int num_ranks, std::uint64_t seed) {
+  std::vector<Formula> formulas;
+  std::vector<std::vector<Operation>> scripts;
+  for (const int hidden_size : {16, 4, 40}) {
+    formulas.push_back(make_formula("two_sided", num_ranks, seed * 4 + formulas.size(), kMaxTokens));
+    formulas.back().params.hidden_size = hidden_size;
+    scripts.push_back(draw_script(formulas.back(), kOperations));
+  }
+  Interleaver interleaver(num_ranks, seed);
+  support::run_ranks(num_ranks, [&](const Group& group) {
+    CommunicationOptions options;
+    options.deadline = options.first_round_deadline = kDeadline;
+    options.initial_epoch = kInitialEpoch;
+    std::vector<std::unique_ptr<ScriptedRank>> ranks;
+    for (const Formula& formula : formulas)
+      ranks.push_back(std::make_unique<ScriptedRank>(group, formula, options, [] { Interleaver::step(); }));
+    std::vector<std::size_t> played(ranks.size());
+    {
+      const Interleaver::Turn turn(interleaver, group.rank());
+      support::Rng rng(seed);
+      for (int i = 0; i < kOperations; ++i) {
+        const auto which = static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(ranks.size())));
+        ranks[which]->play(scripts[which][played[which]++]);
+      }
+    }
+    for (const auto& rank : ranks)
+      rank->destroy();
+  });
+}
+
+TEST(InterleavedTurns, GiveWhatWasSentUnderEverySeed) {
+  const Hooked hooked;
+  for (const int num_ranks : {2, 3}) {
+    for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      try {
+        play_in_turns(num_ranks, seed);
+      } catch (const std::exception& failure) {
+        FAIL() << num_ranks << " ranks, seed " << seed << ": " << failure.what();
+      }
+    }
+  }
+}
 
 TEST(InterleaverTest, SameSeedGivesTheSameInterleaving) {
   const Hooked hooked;

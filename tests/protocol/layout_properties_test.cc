@@ -51,12 +51,16 @@ constexpr WindowShape queued_shape() {
 }
 
 // At compile time: nothing that a device compiler could not do as well.
-constexpr bool holds(const WindowShape& shape) {
-  const WindowLayout layout = WindowLayout::of(shape);
+template <class Layout>
+constexpr bool layout_holds(const Layout& layout) {
   std::array<Slot, 320> slots{};
   std::size_t count = 0;
   for_each_slot(layout, [&](const Slot& slot) { slots.at(count++) = slot; });
   return disjoint_aligned_inside(std::span(slots).first(count), layout.bytes());
+}
+
+constexpr bool holds(const WindowShape& shape) {
+  return layout_holds(WindowLayout::of(shape));
 }
 
 static_assert(holds(small_shape(Placement::kEveryRank)));
@@ -64,6 +68,7 @@ static_assert(holds(small_shape(Placement::kCompact)));
 static_assert(holds(small_shape(Placement::kRankMajor)));
 static_assert(holds(deep_shape()));
 static_assert(holds(queued_shape()));
+static_assert(layout_holds(QueueLayout::of(3, 200)));
 
 // The check itself can fail.
 constexpr bool checked(std::array<Slot, 2> slots, std::int64_t bytes) {
@@ -109,6 +114,21 @@ TEST(LayoutPropertiesTest, AllSlotsAreApartAlignedAndInside) {
   }));
 }
 
+TEST(LayoutPropertiesTest, AllSlotsOfQueuesAreApartAlignedAndInside) {
+  EXPECT_TRUE(rc::check("queues of up to 1024 ranks", [] {
+    const int num_ranks = *rc::gen::resize(kFullRange, rc::gen::inRange(1, 1025));
+    const auto bytes = *rc::gen::resize(kFullRange, rc::gen::inRange<std::int64_t>(1, std::int64_t{1} << 40));
+    const QueueLayout layout = QueueLayout::of(num_ranks, bytes);
+    std::vector<Slot> slots;
+    for_each_slot(layout, [&](const Slot& slot) { slots.push_back(slot); });
+    RC_ASSERT(disjoint_aligned_inside(slots, layout.bytes()));
+    RC_ASSERT(layout.bytes() - (slots.back().begin + slots.back().bytes) < kSectionAlignment);
+    // Words are set back to zero without a look at the queues.
+    for (const Slot& slot : slots)
+      RC_ASSERT((slot.begin >= layout.queues()) == (slot.bytes == bytes && slot.alignment == kSectionAlignment));
+  }));
+}
+
 TEST(LayoutPropertiesTest, HoldForALotOfRanks) {
   for (const int num_ranks : {72, 256, 1000, 1024}) {
     for (const Placement placement : {Placement::kEveryRank, Placement::kCompact, Placement::kRankMajor}) {
@@ -149,11 +169,6 @@ TEST(LayoutPropertiesTest, SenderAndReceiverHaveOneTable) {
           }
           EXPECT_EQ(&as_sender.chunk(source, 1, 0), &as_receiver.chunk(source, 1, 0));
           EXPECT_EQ(as_sender.payload(source, 0), as_receiver.payload(source, 0));
-          for (int phase : {int{kDispatchPhase}, int{kCombinePhase}}) {
-            EXPECT_EQ(as_sender.queue(phase, source), as_receiver.queue(phase, source));
-            EXPECT_EQ(&as_sender.queue_filled(phase, source), &as_receiver.queue_filled(phase, source));
-            EXPECT_EQ(&as_sender.queue_drained(phase, source), &as_receiver.queue_drained(phase, source));
-          }
           EXPECT_EQ(as_sender.given_weights(source, 0), as_receiver.given_weights(source, 0));
           EXPECT_EQ(as_sender.stats(source), as_receiver.stats(source));
           EXPECT_EQ(as_sender.combine_row(130 * source, 0), as_receiver.combine_row(130 * source, 0));
@@ -234,7 +249,9 @@ TEST(LayoutPropertiesTest, WindowBytesIsTheLayoutsEnd) {
       const int num_ranks = *rc::gen::inRange(1, 65);
       const auto plan = backend->plan(params, backend->info.default_config, num_ranks);
       const WindowLayout layout = WindowLayout::of(plan.shape);
-      RC_ASSERT(window_bytes(params, backend->info.default_config, num_ranks) == layout.bytes());
+      const std::int64_t queue = plan.shape.queue_bytes;
+      const std::int64_t queues = queue > 0 ? QueueLayout::of(num_ranks, queue).bytes() : 0;
+      RC_ASSERT(window_bytes(params, backend->info.default_config, num_ranks) == layout.bytes() + queues);
       std::int64_t end = 0;
       const std::int64_t rows = layout.combine_rows();
       for_each_slot(layout, [&](const Slot& slot) { end = std::max(end, slot.begin + slot.bytes); });

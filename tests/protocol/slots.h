@@ -8,6 +8,7 @@
 #include <span>
 
 #include "protocol/layout.h"
+#include "protocol/queue_layout.h"
 
 namespace tokenyard::protocol {
 
@@ -40,12 +41,16 @@ constexpr void for_each_row(const WindowLayout& layout, int slot, Visit&& visit)
   }
 }
 
+// Of a window of queues.
 template <class Visit>
-constexpr void for_each_queue(const WindowLayout& layout, Visit&& visit) {
+constexpr void for_each_slot(const QueueLayout& layout, Visit&& visit) {
+  for (int peer = 0; peer < layout.num_ranks(); ++peer)
+    visit(Slot{layout.life(peer), kLineBytes, kLineBytes});
   for (int phase = kDispatchPhase; phase <= kCombinePhase; ++phase) {
-    for (int peer = 0; peer < layout.shape().num_ranks; ++peer) {
-      visit(Slot{layout.queue_filled(phase, peer), kLineBytes, kLineBytes});
-      visit(Slot{layout.queue_drained(phase, peer), kLineBytes, kLineBytes});
+    for (int peer = 0; peer < layout.num_ranks(); ++peer) {
+      visit(Slot{layout.begun(phase, peer), kLineBytes, kLineBytes});
+      visit(Slot{layout.filled(phase, peer), kLineBytes, kLineBytes});
+      visit(Slot{layout.drained(phase, peer), kLineBytes, kLineBytes});
       visit(Slot{layout.queue(phase, peer), layout.queue_bytes(), kSectionAlignment});
     }
   }
@@ -56,7 +61,7 @@ template <class Visit>
 constexpr void for_each_slot(const WindowLayout& layout, Visit&& visit) {
   const WindowShape& shape = layout.shape();
   const int ranks = shape.num_ranks;
-  for (int peer = 0; peer < ranks; ++peer)
+  for (int peer = 0; peer < ranks && shape.queue_bytes == 0; ++peer)
     visit(Slot{layout.life(peer), kLineBytes, kLineBytes});
   for (int phase = 0; phase < kNumPhases; ++phase) {
     for (int peer = 0; peer < ranks; ++peer) {
@@ -70,7 +75,6 @@ constexpr void for_each_slot(const WindowLayout& layout, Visit&& visit) {
       visit(Slot{layout.counts(slot, source), std::int64_t{4} * ranks, kLineBytes});
     if (shape.stats_entries > 0) visit(Slot{layout.stats(source), 4 * shape.stats_entries, kLineBytes});
   }
-  if (shape.queue_bytes > 0) for_each_queue(layout, visit);
   for (int slot = 0; slot < shape.depth; ++slot)
     for_each_row(layout, slot, visit);
 }

@@ -11,6 +11,7 @@
 #include "protocol/chunk.h"
 #include "protocol/life.h"
 #include "protocol/owner.h"
+#include "protocol/queue_layout.h"
 #include "protocol/stamp.h"
 
 namespace tokenyard::protocol {
@@ -46,6 +47,18 @@ static_assert(headers_read(0x0123'4567'89AB'CDEF) == 0x01234567);
 
 static_assert(encode_life({.kind = LifeKind::kFaulted, .phase = 2, .heartbeat = 0xBEEF, .peer = kNobody, .epoch = 7}) ==
               0x0000'0007'AFFF'BEEF);
+
+// A ring is open to the turn after the one that its receiver needs no more of, and to the first when nobody wrote.
+static_assert(turn_released(0, 41) == 41);
+static_assert(turn_released(0xFFFF'FFFF'0000'0000, 41) == 41);
+static_assert(turn_released(0x0000'0007'FFFF'FFFF, 41) == 7, "needs no more of turn 7");
+static_assert(turn_released(0x0000'0007'0000'0001, 41) == 6, "drained none of turn 7 yet");
+static_assert(turn_released(0x0000'0000'0000'0005, 41) == kLastEpoch, "turn 0 comes after the last one");
+static_assert(entries_told(0x0000'0007'0000'0005, 7) == 4);
+static_assert(entries_told(0x0000'0007'0000'0005, 8) == 0);
+static_assert(entries_told(0, 0) == 0);
+static_assert(encode_begun(0x89ABCDEF, 0x01234567) == 0x89AB'CDEF'0123'4567);
+static_assert(begun_turn(0x89AB'CDEF'0123'4567) == 0x89ABCDEF && begun_user(0x89AB'CDEF'0123'4567) == 0x01234567);
 
 TEST(StampTest, IsReadBackForEveryEpochAndRowCount) {
   EXPECT_TRUE(rc::check("stamps round trip", [](std::uint32_t epoch, std::uint32_t other) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "steady/allocation_counter.h"
 
+#include <malloc.h>
+
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -23,10 +25,23 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<std::int64_t> num_calls{0};
 std::atomic<std::size_t> first_bytes{0};
+std::atomic<std::int64_t> live_blocks{0};
+std::atomic<std::int64_t> live_bytes{0};
 
 void count(std::size_t bytes) {
   if (!counting.load(std::memory_order_relaxed)) return;
   if (num_calls.fetch_add(1) == 0) first_bytes = bytes;
+}
+
+void add(void* memory, std::int64_t sign) {
+  if (memory == nullptr) return;
+  live_blocks.fetch_add(sign, std::memory_order_relaxed);
+  live_bytes.fetch_add(sign * static_cast<std::int64_t>(::malloc_usable_size(memory)), std::memory_order_relaxed);
+}
+
+void* given(void* memory) {
+  add(memory, 1);
+  return memory;
 }
 
 }  // namespace
@@ -46,45 +61,56 @@ std::size_t first_counted_bytes() {
   return first_bytes;
 }
 
+HeapInUse heap_in_use() {
+  return {.blocks = live_blocks, .bytes = live_bytes};
+}
+
 }  // namespace tokenyard::steady_tests
 
+using tokenyard::steady_tests::add;
 using tokenyard::steady_tests::count;
+using tokenyard::steady_tests::given;
 
 extern "C" {
 
 void* malloc(size_t bytes) {
   count(bytes);
-  return __libc_malloc(bytes);
+  return given(__libc_malloc(bytes));
 }
 
 void* calloc(size_t number, size_t bytes) {
   count(number * bytes);
-  return __libc_calloc(number, bytes);
+  return given(__libc_calloc(number, bytes));
 }
 
 void* realloc(void* memory, size_t bytes) {
   count(bytes);
-  return __libc_realloc(memory, bytes);
+  add(memory, -1);
+  void* const moved = __libc_realloc(memory, bytes);
+  // Refused: the old block stays. Of 0 bytes: it went.
+  add(moved == nullptr && bytes > 0 ? memory : moved, 1);
+  return moved;
 }
 
 void* memalign(size_t alignment, size_t bytes) {
   count(bytes);
-  return __libc_memalign(alignment, bytes);
+  return given(__libc_memalign(alignment, bytes));
 }
 
 void* aligned_alloc(size_t alignment, size_t bytes) {
   count(bytes);
-  return __libc_memalign(alignment, bytes);
+  return given(__libc_memalign(alignment, bytes));
 }
 
 int posix_memalign(void** memory, size_t alignment, size_t bytes) {
   count(bytes);
-  *memory = __libc_memalign(alignment, bytes);
+  *memory = given(__libc_memalign(alignment, bytes));
   return *memory == nullptr ? ENOMEM : 0;
 }
 
 void free(void* memory) {
   if (memory != nullptr) count(0);
+  add(memory, -1);
   __libc_free(memory);
 }
 }

@@ -2,14 +2,9 @@
 // Communications come and go and leave nothing behind: no descriptor, no mapping, no thread.
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <ostream>
 #include <string>
-#include <vector>
 
+#include "steady/holdings.h"
 #include "steady/steady_rank.h"
 #include "support/backends.h"
 #include "support/check.h"
@@ -17,31 +12,6 @@
 
 namespace tokenyard::steady_tests {
 namespace {
-
-struct Holdings {
-  std::int64_t descriptors = 0;
-  std::int64_t memfd_mappings = 0;
-  std::int64_t threads = 0;
-
-  friend bool operator==(const Holdings&, const Holdings&) = default;
-};
-
-std::ostream& operator<<(std::ostream& out, const Holdings& value) {
-  return out << value.descriptors << " descriptors, " << value.memfd_mappings << " mappings of memfd, " << value.threads
-             << " threads";
-}
-
-std::int64_t entries_of(const char* folder) {
-  return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
-}
-
-Holdings holdings() {
-  Holdings held{.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);)
-    held.memfd_mappings += line.find("memfd:") != std::string::npos ? 1 : 0;
-  return held;
-}
 
 constexpr int kNumRanks = 2;
 constexpr int kCommunications = 200;

@@ -49,7 +49,7 @@ std::vector<SteadyCase> cases() {
   std::vector<SteadyCase> all;
   for (const std::string_view backend : support::kMovingBackends) {
     for (const Variant variant :
-         {Variant::kViews, Variant::kZeroCopy, Variant::kSplit, Variant::kReplay, Variant::kInto}) {
+         {Variant::kViews, Variant::kZeroCopy, Variant::kSplit, Variant::kReplay, Variant::kInto, Variant::kTurns}) {
       for (const int num_threads : {1, 2}) {
         SteadyCase value{.backend = backend, .variant = variant, .num_threads = num_threads};
         if (possible(value)) all.push_back(value);

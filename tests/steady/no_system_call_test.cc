@@ -138,7 +138,8 @@ TEST_P(NoSystemCallOfProcesses, ButWaiting) {
 std::vector<SteadyCase> cases(const std::vector<int>& thread_counts) {
   std::vector<SteadyCase> all;
   for (const std::string_view backend : support::kMovingBackends) {
-    for (const Variant variant : {Variant::kViews, Variant::kZeroCopy, Variant::kSplit, Variant::kReplay}) {
+    for (const Variant variant :
+         {Variant::kViews, Variant::kZeroCopy, Variant::kSplit, Variant::kReplay, Variant::kTurns}) {
       for (const int num_threads : thread_counts) {
         const SteadyCase value{.backend = backend, .variant = variant, .num_threads = num_threads};
         if (possible(value)) all.push_back(value);

@@ -40,7 +40,7 @@ Communication communication_of(const Group& group, const SteadyCase& value, cons
 }  // namespace
 
 std::string name(const SteadyCase& value) {
-  static constexpr std::array<std::string_view, 5> kNames{"views", "zero_copy", "split", "replay", "into"};
+  static constexpr std::array<std::string_view, 6> kNames{"views", "zero_copy", "split", "replay", "into", "turns"};
   return std::string(value.backend) + "_" + std::string(kNames[static_cast<std::size_t>(value.variant)]) + "_" +
          std::to_string(value.num_threads) + "_threads" +
          (value.budget_bytes > 0 ? "_budget" + std::to_string(value.budget_bytes) : "");
@@ -55,6 +55,7 @@ bool possible(const SteadyCase& value) {
   const bool cut = value.budget_bytes == kCutBudget;
   if (cut && (value.variant == Variant::kSplit || value.variant == Variant::kZeroCopy)) return false;
   if (value.variant == Variant::kZeroCopy) return contract.gives_combine_input;
+  if (value.variant == Variant::kTurns) return contract.takes_turns;
   return value.variant != Variant::kReplay || contract.handle_use == HandleUse::kReplay;
 }
 
@@ -65,6 +66,9 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
       communication_(communication_of(group, steady_case, world_.spec)),
       input_(tensors_.input()),
       replay_input_(tensors_.input(false)) {
+  if (case_.variant == Variant::kTurns) {
+    next_.emplace(support::communication_for(group, case_.backend, world_.spec, options_of(case_)));
+  }
   const MoeParams& params = world_.spec.params;
   const bool by_expert = communication_.contract().output_layout == OutputLayout::kExpertMajor;
   const std::int64_t blocks = by_expert ? num_local_experts(params, group.rank(), case_.num_ranks) : 1;
@@ -87,11 +91,13 @@ SteadyRank::SteadyRank(const Group& group, const SteadyCase& steady_case)
 }
 
 bool SteadyRank::play() {
+  if (next_) std::swap(communication_, *next_);
   return dispatch() && combine();
 }
 
 void SteadyRank::destroy() {
   support::check_ok(communication_.destroy(), "destroy");
+  if (next_) support::check_ok(next_->destroy(), "destroy of the next");
 }
 
 bool SteadyRank::dispatch() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@ enum class Variant : std::uint8_t {
   kSplit,     // four halves
   kReplay,    // high_throughput: every round after the first takes its route from a handle
   kInto,      // results in the caller's tensors
+  kTurns,     // two communications that share what their backend lets them share, round about
 };
 
 struct SteadyCase {
@@ -58,6 +60,7 @@ class SteadyRank {
   support::World world_;
   support::RankTensors tensors_;
   Communication communication_;
+  std::optional<Communication> next_;  // kTurns: whose turn is next
   DispatchInput input_, replay_input_;
   DispatchOptions options_;
   DispatchResult first_, result_, into_;

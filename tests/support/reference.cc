@@ -87,8 +87,8 @@ std::vector<float> reduced_row(const World& world, int source, std::int64_t toke
     const ExpectedRow row{.source = source, .token = token, .position = 0, .expert = expert};
     const std::vector<std::byte> output = expert_row(rule.experts, row, rank, params.hidden_size);
     for (std::size_t column = 0; column < sums.size(); ++column) {
-      const float product = weight * load(rule.experts.dtype, output.data(), static_cast<std::int64_t>(column));
-      sums[column] += product;
+      const float value = load(rule.experts.dtype, output.data(), static_cast<std::int64_t>(column));
+      sums[column] = std::fma(weight, value, sums[column]);
     }
   }
   return sums;

@@ -169,8 +169,10 @@ void check_result(const Communication& communication,
                   bool with_ids) {
   const Contract& contract = communication.contract();
   const ExpectedDispatch expected = expect_dispatch(world, communication.rank(), layout_rule(communication, plan));
-  check_member(world, expected, result.hidden_states, &RankData::hidden, "hidden states");
-  check_member(world, expected, result.hidden_states_scale, &RankData::scale, "scales");
+  const World cast = plan.cast == DispatchCast::kNone ? World() : with_cast(world, plan.cast);
+  const World& rows = plan.cast == DispatchCast::kNone ? world : cast;
+  check_member(rows, expected, result.hidden_states, &RankData::hidden, "hidden states");
+  check_member(rows, expected, result.hidden_states_scale, &RankData::scale, "scales");
   check_member(world, expected, result.router_logits, &RankData::router_logits, "router logits");
   check_extras(world, expected, result);
   check_eplb(world, result.eplb_gathered_stats);

@@ -43,6 +43,18 @@ class CallerTensors {
       tensor.check_guards("a caller's output of dispatch");
   }
 
+  [[nodiscard]] std::vector<Tensor> take() { return std::move(tensors_); }
+
+  // Of a result whose tensors these were.
+  static void forget(DispatchResult& result) {
+    result.hidden_states = TensorView();
+    result.hidden_states_scale = TensorView();
+    result.topk_ids = TensorView();
+    result.topk_weights = TensorView();
+    result.router_logits = TensorView();
+    result.extra_payloads.clear();
+  }
+
  private:
   TensorView add(Dtype dtype, std::int64_t columns) {
     if (columns == 0) return {};
@@ -174,6 +186,30 @@ CombineRule combine_rule(const Communication& communication, const RoundPlan& pl
           .bias_rank = communication.rank()};
 }
 
+Status dispatch(Communication& communication,
+                const DispatchInput& input,
+                const DispatchOptions& options,
+                const RoundPlan& plan,
+                DispatchResult& result) {
+  if (!plan.between_halves) return communication.dispatch(input, options, result);
+  auto* split = communication.get<SplitPhases>();
+  if (const Status sent = split->dispatch_send(input, options, result); !sent.ok()) return sent;
+  plan.between_halves();
+  return split->dispatch_receive(options, result);
+}
+
+Status combine(Communication& communication,
+               Handle& handle,
+               const CombineTensors& tensors,
+               const RoundPlan& plan,
+               TensorView& output) {
+  if (!plan.between_halves) return communication.combine(handle, tensors.input, tensors.options, output);
+  auto* split = communication.get<SplitPhases>();
+  if (const Status sent = split->combine_send(handle, tensors.input, tensors.options); !sent.ok()) return sent;
+  plan.between_halves();
+  return split->combine_receive(handle, output);
+}
+
 }  // namespace
 
 LayoutRule layout_rule(const Communication& communication, const RoundPlan& plan) {
@@ -189,11 +225,13 @@ void check_ok(const Status& status, const std::string& what) {
 void dispatch_and_check(Communication& communication,
                         const World& world,
                         const RoundPlan& plan,
-                        DispatchResult& result) {
+                        DispatchResult& result,
+                        std::vector<Tensor>* memory) {
   const int rank = communication.rank();
   const RankTensors tensors(world, rank, plan.strided);
   const ExpectedDispatch expected = expect_dispatch(world, rank, layout_rule(communication, plan));
-  const CallerTensors caller(communication, world, expected);
+  const World received = plan.cast == DispatchCast::kNone ? World() : with_cast(world, plan.cast);
+  CallerTensors caller(communication, plan.cast == DispatchCast::kNone ? world : received, expected);
   std::vector<std::int64_t> num_tokens;
   for (const RankData& data : world.ranks)
     num_tokens.push_back(data.num_tokens);
@@ -203,11 +241,18 @@ void dispatch_and_check(Communication& communication,
   options.runtime_max_tokens_per_rank = plan.runtime_max_tokens;
   options.num_worst_tokens = plan.num_worst_tokens;
   options.expert_alignment = plan.expert_alignment;
+  options.cast = plan.cast;
   if (communication.params().num_experts == 0) options.num_experts = world.spec.params.num_experts;
-  check_ok(communication.dispatch(tensors.input(), options, result), "dispatch");
+  check_ok(dispatch(communication, tensors.input(), options, plan, result), "dispatch");
   check_result(communication, world, plan, result);
   tensors.check_unchanged();
-  if (plan.caller_tensors) caller.check_used(result);
+  if (!plan.caller_tensors) return;
+  caller.check_used(result);
+  if (memory != nullptr) {
+    *memory = caller.take();
+  } else {
+    CallerTensors::forget(result);
+  }
 }
 
 std::vector<std::byte> combine_and_check(Communication& communication,
@@ -220,7 +265,7 @@ std::vector<std::byte> combine_and_check(Communication& communication,
   prepare_expert_output(communication, world, plan, handle, tensors);
   prepare_output(communication, world, plan, tensors);
   TensorView output = tensors.output.view();
-  const Status status = communication.combine(handle, tensors.input, tensors.options, output);
+  const Status status = combine(communication, handle, tensors, plan, output);
   check_ok(status, "combine");
   check_eq(output.data, tensors.output.view().data, "address of combine's output");
   const CombineRule rule = combine_rule(communication, plan);

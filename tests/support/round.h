@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tokenyard/communication.h"
 
@@ -30,6 +32,8 @@ struct RoundPlan {
   std::optional<std::int64_t> num_worst_tokens{};
   std::optional<std::int64_t> runtime_max_tokens{};
   bool tell_num_tokens = false;  // all_gather: num_tokens_per_rank
+  DispatchCast cast = DispatchCast::kNone;
+  std::function<void()> between_halves{};  // given: each phase goes in two halves, and this runs between them
 };
 
 // What the reference needs to know of a communication and a plan.
@@ -48,10 +52,13 @@ void check_result(const Communication& communication,
                   const DispatchResult& result,
                   bool with_ids = true);
 
+// `memory` takes the tensors of RoundPlan::caller_tensors. Without it they die with the call, and `result` shows none
+// of what lay in them.
 void dispatch_and_check(Communication& communication,
                         const World& world,
                         const RoundPlan& plan,
-                        DispatchResult& result);
+                        DispatchResult& result,
+                        std::vector<Tensor>* memory = nullptr);
 
 // With the hash rows of `plan.seed` as expert output. Returns the output's bytes.
 std::vector<std::byte> combine_and_check(Communication& communication,

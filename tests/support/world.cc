@@ -10,6 +10,7 @@
 #include "support/casts.h"
 #include "support/check.h"
 #include "support/rng.h"
+#include "unit/block_cast_reference.h"
 
 namespace tokenyard::support {
 namespace {
@@ -158,6 +159,40 @@ World make_world(const WorldSpec& spec) {
     world.ranks.push_back(make_rank(rng, spec, num_tokens));
   }
   return world;
+}
+
+World with_new_rows(const World& world, std::uint64_t seed) {
+  World changed = world;
+  WorldSpec other_spec = world.spec;
+  other_spec.seed = seed;
+  const World other = make_world(other_spec);
+  for (int rank = 0; rank < world.spec.num_ranks; ++rank) {
+    std::vector<std::byte>& bytes = changed.rank(rank).hidden.bytes;
+    const std::vector<std::byte>& donor = other.rank(rank).hidden.bytes;
+    for (std::size_t i = 0; i < bytes.size() && !donor.empty(); ++i)
+      bytes[i] = donor[i % donor.size()] ^ std::byte{5};
+    changed.rank(rank).weights = {};
+  }
+  changed.spec.with_weights = false;
+  return changed;
+}
+
+World with_cast(const World& world, DispatchCast cast) {
+  const bool e8m0 = cast == DispatchCast::kFp8Block128Ue8m0;
+  World received = world;
+  for (RankData& data : received.ranks) {
+    const Rows given = std::exchange(data.hidden, {.dtype = Dtype::kF8e4m3, .columns = data.hidden.columns});
+    data.scale = {.dtype = e8m0 ? Dtype::kE8m0 : Dtype::kF32, .columns = (given.columns + 127) / 128};
+    for (std::int64_t token = 0; token < data.num_tokens; ++token) {
+      std::vector<float> values;
+      for (std::int64_t column = 0; column < given.columns; ++column)
+        values.push_back(load(given.dtype, given.row(token).data(), column));
+      const reference::CastRow row = reference::cast_row(values, cast);
+      data.hidden.bytes.insert(data.hidden.bytes.end(), row.values.begin(), row.values.end());
+      data.scale.bytes.insert(data.scale.bytes.end(), row.scales.begin(), row.scales.end());
+    }
+  }
+  return received;
 }
 
 int owner_of(std::int64_t expert, const MoeParams& params, int num_ranks) {

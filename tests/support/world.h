@@ -72,6 +72,10 @@ struct World {
 };
 
 [[nodiscard]] World make_world(const WorldSpec& spec);
+// The same routes with other rows and without weights, as a replay sends them.
+[[nodiscard]] World with_new_rows(const World& world, std::uint64_t seed);
+// Rows and scales as receivers get them when the sender casts.
+[[nodiscard]] World with_cast(const World& world, DispatchCast cast);
 
 // The owner rule, counted out expert by expert. -1 for ids that name no expert.
 [[nodiscard]] int owner_of(std::int64_t expert, const MoeParams& params, int num_ranks);

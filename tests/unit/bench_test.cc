@@ -10,7 +10,7 @@
 #include "tokenyard/params.h"
 
 #include "cli/bench_routing.h"
-#include "cli/bench_statistics.h"
+#include "cli/time_statistics.h"
 
 namespace tokenyard::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "alltoallv.h"
-#include "cli/bench_statistics.h"
+#include "cli/time_statistics.h"
 
 namespace tokenyard::bench {
 namespace {

@@ -23,10 +23,13 @@ Status HostEngine::acquire_combine_section() {
   return wait_combine_section(combine_epoch_ + 1);
 }
 
+// With queues no rows lie here, only headers, whose slots are two: the combine before may be under way.
 Status HostEngine::wait_combine_section(std::uint32_t epoch) {
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int peer = visited(i);
-    const Status status = wait_rows_released(kCombinePhase, peer, per_slot(owed_epoch_, epoch, peer));
+    std::uint32_t needed = per_slot(owed_epoch_, epoch, peer);
+    if (queued_ && needed == epoch - 1) needed = epoch - protocol::kHeaderSlots;
+    const Status status = wait_rows_released(kCombinePhase, peer, needed);
     if (!status.ok()) return status;
   }
   return {};
@@ -36,6 +39,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   const std::uint32_t epoch = ++combine_epoch_;
   ++num_combines_;
   round.combine_epoch = epoch;
+  if (queued_) queued_->take_turn(kCombinePhase, epoch);
   open_combines_.push_back(epoch);
   begin(Phase::kCombine, epoch);
   const Status status = wait_combine_section(epoch);
@@ -45,7 +49,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   if (weighs) {
     if (const Status gave = give_weights(request, round); !gave.ok()) return gave;
   }
-  stream_ = round.num_rows * setup_.layout.combine_stride() >= kStreamVolume;
+  choose_streams(round.num_rows * setup_.layout.combine_stride());
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int source = visited(i);
     if (round.rows_received[static_cast<std::size_t>(source)] == 0) continue;
@@ -65,6 +69,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
 void HostEngine::write_combine_header(const CombineRequest& request, const Round& round, int source) {
   protocol::HeaderLine& header = window(source).header(kCombinePhase, round.combine_epoch, setup_.rank);
   header.row_limit = round.row_limit;
+  if (queued_) header.mask = queued_->turn(kCombinePhase);
   header.agreed = hidden_of(request.expert_output);
   header.status = protocol::HeaderStatus::kOk;
   const auto rows = static_cast<std::uint32_t>(round.rows_received[static_cast<std::size_t>(source)]);
@@ -75,11 +80,12 @@ void HostEngine::write_combine_header(const CombineRequest& request, const Round
 void HostEngine::stage_rows(const CombineRequest& request, const Round& round, int source) {
   const auto at = static_cast<std::size_t>(source);
   const std::int64_t base = round.row_base[at];
+  const bool stream = streams_for(source);
   if (final_places()) {
     const std::int64_t rows = std::clamp<std::int64_t>(round.row_limit - base, 0, round.rows_received[at]);
     team_.run(rows, [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
       for (std::int64_t row = begin; row < end; ++row)
-        stage_row_at(request, round.result_row[at] + row, base + row);
+        stage_row_at(request, {round.result_row[at] + row, base + row, stream});
       flush_streams();
     });
     return;
@@ -87,24 +93,25 @@ void HostEngine::stage_rows(const CombineRequest& request, const Round& round, i
   const ReceivedTokens tokens(round, setup_.layout, source);
   const std::int64_t first_row = source * round.tokens_per_rank;
   team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
-    tokens.visit(begin, end, [&](std::int64_t token) { stage_row_at(request, first_row + token, base + token); });
+    tokens.visit(begin, end, [&](std::int64_t token) {
+      stage_row_at(request, {first_row + token, base + token, stream});
+    });
     flush_streams();
   });
 }
 
-// `from_row` counts the rows that the caller sees, `to_row` those of the combine section.
-void HostEngine::stage_row_at(const CombineRequest& request, std::int64_t from_row, std::int64_t to_row) {
-  stage_row(request.expert_output, from_row, wire_dtype(), own().combine_row(to_row, slot(combine_epoch_)), stream_);
+void HostEngine::stage_row_at(const CombineRequest& request, const StagedRow& row) {
+  stage_row(request.expert_output, row.from, wire_dtype(), own().combine_row(row.to, slot(combine_epoch_)), row.stream);
   if (request.topk_weights.defined()) {
     const TensorView& weights = request.topk_weights;
-    std::memcpy(own().weights_row(to_row, slot(combine_epoch_)),
-                static_cast<const std::byte*>(weights.data) + from_row * weights.row_stride_bytes(),
+    std::memcpy(own().weights_row(row.to, slot(combine_epoch_)),
+                static_cast<const std::byte*>(weights.data) + row.from * weights.row_stride_bytes(),
                 static_cast<std::size_t>(weights.row_bytes()));
   }
 }
 
 Status HostEngine::await_owners(const CombineTarget& target, const Round& round) {
-  if (queued_) return await_owners_through_queues();
+  if (queued_) return await_owners_through_queues(round);
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int owner = visited(i);
     const auto at = static_cast<std::size_t>(owner);

@@ -18,6 +18,7 @@ Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   unread_epochs_.push_back(epoch);
   open_epochs_.push_back(epoch);
   round.epoch = epoch;
+  if (queued_) queued_->take_turn(kDispatchPhase, epoch);
   if (request.replay == nullptr) round.route_epoch = epoch;
   begin(Phase::kDispatch, epoch);
   for (int i = 0; i < setup_.num_ranks; ++i) {
@@ -175,7 +176,7 @@ void HostEngine::send_rows(const DispatchRequest& request, const Round& round) {
   std::int64_t token_bytes = 0;
   for (const Lane& lane : lanes_)
     token_bytes += lane.row_bytes;
-  stream_ = token_bytes * round.first_destination[static_cast<std::size_t>(round.num_tokens)] >= kStreamVolume;
+  choose_streams(token_bytes * round.first_destination[static_cast<std::size_t>(round.num_tokens)]);
   const auto ranks = static_cast<std::size_t>(setup_.num_ranks);
   // Headers of a dispatch into spaces travel with chunk 0, so that one is sent also when there are no tokens.
   const std::int64_t least = final_places() ? 0 : 1;
@@ -244,9 +245,10 @@ void HostEngine::send_token(const Round& round, std::int64_t token, int thread) 
     const Destination destination = round.destinations[static_cast<std::size_t>(i)];
     std::byte* space = window(destination.rank).payload(setup_.rank, slot(round.epoch));
     const std::int64_t row = final_places() ? destination.row : token;
+    const bool stream = streams_for(destination.rank);
     for (const Lane& lane : lanes_) {
       const std::byte* from = lane.from + token * lane.from_stride + thread * lane.thread_stride;
-      copy_lane_row(space + lane.offset + row * lane.stride, from, lane.row_bytes, stream_);
+      copy_lane_row(space + lane.offset + row * lane.stride, from, lane.row_bytes, stream);
     }
   }
 }

@@ -27,6 +27,16 @@ std::vector<WindowView> view_windows(const Setup& setup, const fabric::Window& w
   return views;
 }
 
+std::vector<std::byte*> life_lines(const Setup& setup, const std::vector<WindowView>& windows) {
+  std::vector<std::byte*> lines;
+  lines.reserve(windows.size());
+  for (int rank = 0; rank < setup.num_ranks; ++rank) {
+    lines.push_back(setup.queues == nullptr ? windows[static_cast<std::size_t>(rank)].life_lines()
+                                            : setup.queues->window().peer(rank) + setup.queues->layout().life(0));
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> make_host_engine(const Setup& setup, fabric::Window& window) {
@@ -38,7 +48,7 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
       first_expert_(protocol::first_local_expert(setup.params.num_experts, setup.num_ranks, setup.rank)),
       num_experts_(protocol::num_local_experts(setup.params.num_experts, setup.num_ranks, setup.rank)),
       windows_(view_windows(setup_, window)),
-      watch_(setup_, windows_),
+      watch_(setup_, life_lines(setup_, windows_)),
       team_(setup.num_threads),
       dispatch_epoch_(setup.initial_epoch),
       combine_epoch_(setup.initial_epoch) {
@@ -63,7 +73,8 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
   chunk_masks_.resize(ranks * threads);
   missing_rows_.resize(threads);
   sum_rows_.resize(ranks * threads);
-  reset(setup.initial_epoch);
+  if (queued_) seen_faults_ = setup.queues->num_faults();
+  set_back(setup.initial_epoch);
 }
 
 void HostEngine::reshape(const MoeParams& params, const protocol::WindowLayout& layout) {
@@ -74,6 +85,19 @@ void HostEngine::reshape(const MoeParams& params, const protocol::WindowLayout& 
 }
 
 void HostEngine::reset(std::uint32_t epoch) {
+  if (queued_) {
+    queued_->reset();
+    seen_faults_ = setup_.queues->num_faults();
+  }
+  set_back(epoch);
+}
+
+Status HostEngine::fault() const {
+  const bool shared = queued_ && watch_.fault().ok() && setup_.queues->num_faults() != seen_faults_;
+  return shared ? setup_.queues->last_fault() : watch_.fault();
+}
+
+void HostEngine::set_back(std::uint32_t epoch) {
   std::memset(own().control(), 0, static_cast<std::size_t>(own().control_bytes()));
   for (int phase = 0; phase < protocol::kNumPhases; ++phase) {
     for (int peer = 0; peer < setup_.num_ranks; ++peer)
@@ -83,7 +107,6 @@ void HostEngine::reset(std::uint32_t epoch) {
     epochs->clear();
   owed_epoch_.assign(owed_epoch_.size(), epoch);
   given_epoch_.assign(given_epoch_.size(), epoch);
-  if (queued_) queued_->forget();
   dispatch_epoch_ = combine_epoch_ = epoch;
   watch_.clear();
 }
@@ -138,12 +161,17 @@ Status HostEngine::find_abort(std::uint32_t epoch) const {
 
 // An aborted dispatch uses up its slot's turn, so that the next one may meet a slot whose rows are still awaited.
 void HostEngine::check_dispatch() const {
+  if (queued_) setup_.queues->check_turn(kDispatchPhase, setup_.queue_user);
   for (const std::uint32_t open : open_epochs_) {
     if (slot(open) != slot(dispatch_epoch_ + 1)) continue;
     throw Error(ErrorCode::kInvalidState, "dispatch " + std::to_string(open) +
                                               " still needs its place in the window: receive it, or let its handle "
                                               "die, before the next dispatch");
   }
+}
+
+void HostEngine::check_combine() const {
+  if (queued_) setup_.queues->check_turn(kCombinePhase, setup_.queue_user);
 }
 
 void HostEngine::publish_progress() {
@@ -189,6 +217,7 @@ void HostEngine::finish_combine(std::uint32_t epoch) {
 
 void HostEngine::abort_dispatch() {
   const std::uint32_t epoch = ++dispatch_epoch_;
+  if (queued_) queued_->skip_turn(kDispatchPhase);
   begin(Phase::kDispatch, epoch);
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
     // A rank that cannot be told within the deadline is at fault itself; the fault is sticky and speaks for this call.
@@ -202,6 +231,7 @@ void HostEngine::abort_dispatch() {
 
 void HostEngine::abort_combine(const Round& round) {
   const std::uint32_t epoch = ++combine_epoch_;
+  if (queued_) queued_->skip_turn(kCombinePhase);
   begin(Phase::kCombine, epoch);
   if (!wait_combine_section(epoch).ok()) return;
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {

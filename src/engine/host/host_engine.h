@@ -22,6 +22,7 @@ class HostEngine final : public Engine {
 
   void reshape(const MoeParams& params, const protocol::WindowLayout& layout) override;
   void check_dispatch() const override;
+  void check_combine() const override;
   void plan(const DispatchRequest& request, Round& round) override;
   Status dispatch_send(const DispatchRequest& request, Round& round) override;
   Status dispatch_receive(const DispatchRequest& request, Round& round) override;
@@ -33,16 +34,27 @@ class HostEngine final : public Engine {
   void abort_combine(const Round& round) override;
   Status acquire_combine_section() override;
 
-  [[nodiscard]] Status fault() const override { return watch_.fault(); }
+  [[nodiscard]] Status fault() const override;
 
   void reset(std::uint32_t epoch) override;
   [[nodiscard]] std::uint32_t latest_epoch() const override;
   [[nodiscard]] PeerStatistics statistics() const override;
 
  private:
-  // Rows bypass the cache when a half stores more than a core's share of it is worth: below, their reader on another
-  // core finds them in the shared cache (measured: streaming 1 to 4 MiB costs up to 1.7 times as much).
-  static constexpr std::int64_t kStreamVolume = 8 << 20;
+  // Rows bypass the cache when a half moves at least this much: rows that another rank reads, and rows that this rank
+  // reads itself. Plain stores to lines that another core has read cost two trips between the cores. Where these take
+  // 60 ns a line, streaming is level (0.8 to 1.1 of the time); where they take 260 ns, it halves a half
+  // (docs/performance.md). This rank's own rows stay in its cache as long as they fit.
+  static constexpr std::int64_t kStreamVolume = 64 << 10;
+  static constexpr std::int64_t kOwnStreamVolume = 8 << 20;
+
+  // Called once for each half, with the bytes that it moves.
+  void choose_streams(std::int64_t bytes) {
+    stream_ = bytes >= kStreamVolume;
+    stream_own_ = bytes >= kOwnStreamVolume;
+  }
+
+  [[nodiscard]] bool streams_for(int reader) const { return reader == setup_.rank ? stream_own_ : stream_; }
 
   [[nodiscard]] bool final_places() const { return protocol::counts_first(setup_.spec.placement); }
 
@@ -54,6 +66,8 @@ class HostEngine final : public Engine {
   [[nodiscard]] int visited(int index) const { return (setup_.rank + 1 + index) % setup_.num_ranks; }
 
   void begin(Phase phase, std::uint32_t epoch);
+  // Sets this communication's own words and notes to the state before epoch + 1.
+  void set_back(std::uint32_t epoch);
 
   // Waits, each with the acquire that its name says (word.h).
   Status wait_rows_released(int phase, int peer, std::uint32_t epoch);
@@ -98,7 +112,14 @@ class HostEngine final : public Engine {
   // Combine (host_combine.cc).
   void write_combine_header(const CombineRequest& request, const Round& round, int source);
   void stage_rows(const CombineRequest& request, const Round& round, int source);
-  void stage_row_at(const CombineRequest& request, std::int64_t from_row, std::int64_t to_row);
+
+  struct StagedRow {
+    std::int64_t from = 0;  // among the rows that the caller sees
+    std::int64_t to = 0;    // among those of the combine section
+    bool stream = false;
+  };
+
+  void stage_row_at(const CombineRequest& request, const StagedRow& row);
   Status await_owners(const CombineTarget& target, const Round& round);
   std::int64_t sum_token(const CombineTarget& target, const Round& round, std::int64_t token, int thread);
   std::int64_t rows_of_token(const Round& round, std::int64_t token, int thread, std::size_t& count);
@@ -112,8 +133,9 @@ class HostEngine final : public Engine {
   Status drive_dispatch(const DispatchRequest& request, Round& round, Open&& open);
   Status combine_through_queues(const CombineRequest& request, const Round& round);
   template <class Open>
-  Status drive_combine(Open&& open);
-  Status await_owners_through_queues();
+  Status drive_combine(std::uint32_t epoch, Open&& open);
+  Status await_owners_through_queues(const Round& round);
+  [[noreturn]] void end_out_of_turn(int phase);
 
   // Expert major (host_expert_major.cc).
   // Called before the waits with -1 and after them with 1, leaves the time between in the round.
@@ -135,6 +157,7 @@ class HostEngine final : public Engine {
   struct RowOfThread {
     std::int64_t row = 0;
     int thread = 0;
+    bool stream = false;
   };
 
   void reduce_row(const CombineRequest& request, const Round& round, RowOfThread at_work, const float* weights);
@@ -156,7 +179,8 @@ class HostEngine final : public Engine {
   std::vector<std::uint32_t> open_epochs_;
   std::vector<std::uint32_t> open_combines_;
   std::vector<Lane> lanes_;  // of the dispatch being sent
-  bool stream_ = false;      // of the half being sent: whether its rows bypass the cache
+  bool stream_ = false;      // of the half being sent: whether rows that other ranks read bypass the cache
+  bool stream_own_ = false;  // the same for rows that this rank reads
   // [depth, num_ranks]: combine in which this rank last owed rows to each origin; that origin will release it.
   std::vector<std::uint32_t> owed_epoch_;
   std::vector<std::uint32_t> given_epoch_;  // the same for weights that this rank gave to each owner
@@ -168,6 +192,7 @@ class HostEngine final : public Engine {
   std::vector<std::byte> cast_rows_;        // [num_threads, cast_stride_]: the row that is on its way
   std::int64_t cast_stride_ = 0;
   std::optional<QueuedRows> queued_;  // Transport::kQueue
+  std::uint64_t seen_faults_ = 0;     // of the queues, those that this communication has forgotten
 };
 
 std::unique_ptr<Engine> make_host_engine(const Setup& setup, fabric::Window& window);

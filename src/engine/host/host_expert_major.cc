@@ -146,10 +146,12 @@ Status HostEngine::take_weights(const Round& round, int source, const float*& we
 void HostEngine::reduce_rows(const CombineRequest& request, const Round& round, int source, const float* weights) {
   const ReceivedTokens tokens(round, setup_.layout, source);
   const std::int64_t base = source * setup_.layout.shape().max_tokens;
+  const bool stream = streams_for(source);
   team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int thread) {
     tokens.visit(begin, end, [&](std::int64_t token) {
-      reduce_row(request, round, {base + token, thread}, weights + token * setup_.params.top_k);
+      reduce_row(request, round, {base + token, thread, stream}, weights + token * setup_.params.top_k);
     });
+    flush_streams();
   });
 }
 
@@ -176,7 +178,8 @@ void HostEngine::reduce_row(const CombineRequest& request,
                      .weights = {row_weights.data(), count},
                      .output = logarithmic ? reinterpret_cast<std::byte*>(sum) : to,
                      .output_dtype = logarithmic ? Dtype::kF32 : setup_.params.dtype,
-                     .n = hidden});
+                     .n = hidden,
+                     .stream = at_work.stream && !logarithmic});
   if (logarithmic) encode_log_row(to, sum, hidden);
 }
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "engine/host/word.h"
+#include "protocol/layout.h"
 #include "protocol/life.h"
 
 namespace tokenyard::engine::host {
@@ -22,9 +24,10 @@ constexpr microseconds kSleep{50};
 
 }  // namespace
 
-PeerWatch::PeerWatch(const Setup& setup, const std::vector<WindowView>& windows)
+PeerWatch::PeerWatch(const Setup& setup, std::vector<std::byte*> life)
     : rank_(setup.rank),
-      windows_(windows),
+      life_(std::move(life)),
+      queues_(setup.queues),
       interval_(setup.deadline / 8),
       seen_(static_cast<std::size_t>(setup.num_ranks)),
       changed_(static_cast<std::size_t>(setup.num_ranks)),
@@ -52,6 +55,15 @@ void PeerWatch::begin(Phase phase, std::uint32_t epoch, milliseconds deadline) {
   deadline_ = deadline;
   polled_ = published_ = scanned_ = Duration::zero();
   std::ranges::fill(changed_, Duration::zero());
+}
+
+std::uint64_t& PeerWatch::life_word(std::size_t of, int by) const {
+  return *reinterpret_cast<std::uint64_t*>(life_[of] + by * protocol::kLineBytes);  // a line holds one word
+}
+
+void PeerWatch::fail(const Status& fault) {
+  fault_ = fault;
+  if (queues_ != nullptr) queues_->fail(fault);
 }
 
 void PeerWatch::clear() {
@@ -89,7 +101,7 @@ bool PeerWatch::poll(int peer) {
 
 void PeerWatch::scan() {
   for (std::size_t p = 0; p < seen_.size(); ++p) {
-    const std::uint64_t word = load_relaxed(windows_[static_cast<std::size_t>(rank_)].life(static_cast<int>(p)));
+    const std::uint64_t word = load_relaxed(life_word(static_cast<std::size_t>(rank_), static_cast<int>(p)));
     if (word == seen_[p]) continue;
     seen_[p] = word;
     changed_[p] = polled_;
@@ -98,8 +110,8 @@ void PeerWatch::scan() {
 
 void PeerWatch::publish(const protocol::Life& life) {
   const std::uint64_t word = protocol::encode_life(life);
-  for (std::size_t p = 0; p < windows_.size(); ++p) {
-    if (static_cast<int>(p) != rank_) store_relaxed(windows_[p].life(rank_), word);
+  for (std::size_t p = 0; p < life_.size(); ++p) {
+    if (static_cast<int>(p) != rank_) store_relaxed(life_word(p, rank_), word);
   }
 }
 
@@ -135,11 +147,11 @@ Status PeerWatch::end_with_fault(int peer) {
   int blamed = reported_culprit();
   if (blamed == kAccused) {
     // Whoever accuses this rank has told the others as well: this rank blames nobody.
-    fault_ = make_status(StatusCode::kAborted, rank_);
+    fail(make_status(StatusCode::kAborted, rank_));
     return fault_;
   }
   if (blamed == kUnknown) blamed = culprit(peer);
-  fault_ = blamed == kCycle ? make_status(StatusCode::kAborted, -1) : make_status(StatusCode::kTimeout, blamed);
+  fail(blamed == kCycle ? make_status(StatusCode::kAborted, -1) : make_status(StatusCode::kTimeout, blamed));
   publish({.kind = protocol::LifeKind::kFaulted,
            .phase = static_cast<std::uint8_t>(phase_),
            .heartbeat = ++heartbeat_,

@@ -9,20 +9,22 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "tokenyard/error.h"
 
 #include "engine/engine.h"
-#include "engine/host/window_view.h"
 #include "protocol/life.h"
 
 namespace tokenyard::engine::host {
 
 class PeerWatch {
  public:
-  PeerWatch(const Setup& setup, const std::vector<WindowView>& windows);
+  // `life` is where each rank's signs of life begin, a line for each peer: in the window of the queues for those who
+  // share them.
+  PeerWatch(const Setup& setup, std::vector<std::byte*> life);
 
   // Starts the clocks of one call.
   void begin(Phase phase, std::uint32_t epoch, std::chrono::milliseconds deadline);
@@ -39,6 +41,9 @@ class PeerWatch {
   }
 
   [[nodiscard]] const Status& fault() const { return fault_; }
+
+  // A fault that was not found by waiting; it is not told to the peers.
+  void fail(const Status& fault);
 
   // Forgets the fault, and that this rank's peers ever said anything.
   void clear();
@@ -77,6 +82,7 @@ class PeerWatch {
   bool poll(int peer);
   void scan();
   void publish(const protocol::Life& life);
+  [[nodiscard]] std::uint64_t& life_word(std::size_t of, int by) const;
   // First yields, later sleeps: it stays quick when ranks outnumber cores.
   static void rest(Duration waited);
   Status end_with_fault(int peer);
@@ -91,7 +97,8 @@ class PeerWatch {
   static constexpr int kUnknown = -3;
 
   int rank_;
-  const std::vector<WindowView>& windows_;
+  std::vector<std::byte*> life_;  // [num_ranks]
+  SharedQueues* queues_;          // to which a fault is told; may be null
   Duration interval_;
 
   Phase phase_ = Phase::kNone;

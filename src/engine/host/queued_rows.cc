@@ -12,8 +12,11 @@ namespace tokenyard::engine::host {
 
 QueuedRows::QueuedRows(const Setup& setup, const std::vector<WindowView>& windows) : setup_(setup), windows_(windows) {
   const protocol::WindowShape& shape = setup.layout.shape();
-  for (int phase = 0; phase < 2; ++phase)
-    queues_.emplace_back(setup, windows);
+  views_.reserve(windows.size());
+  for (int rank = 0; rank < shape.num_ranks; ++rank)
+    views_.emplace_back(setup.queues->window().peer(rank), setup.queues->layout());
+  for (int phase = 0; phase < protocol::kNumQueuePhases; ++phase)
+    queues_.emplace_back(setup, views_, phase);
   space_stride_ = setup.layout.payload_bytes();
   landing_ = make_untouched_memory(shape.num_ranks * space_stride_);
   const auto ranks = static_cast<std::size_t>(shape.num_ranks);
@@ -25,6 +28,11 @@ QueuedRows::QueuedRows(const Setup& setup, const std::vector<WindowView>& window
   }
   to_origin_.begin.resize(ranks + 1);
   to_origin_.items.resize(ranks * static_cast<std::size_t>(shape.max_tokens));
+}
+
+QueuedRows::~QueuedRows() {
+  for (Queues& each : queues_)
+    each.end();
 }
 
 // By rank, and in the order of tokens: the same list on both sides of a queue.
@@ -84,7 +92,7 @@ void QueuedRows::begin_dispatch(const DispatchRequest& request, std::vector<Lane
     bytes += protocol::align_up(lane.row_bytes, protocol::kRowAlignment);
   }
   sort_copies(round, outgoing_);
-  queues(kDispatchPhase).begin(kDispatchPhase, round.epoch, protocol::queue_entry_bytes(bytes));
+  queues(kDispatchPhase).begin(protocol::queue_entry_bytes(bytes));
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
     const bool own = peer == setup_.rank;
     queues(kDispatchPhase).send_to(peer, own ? 0 : round.rows_sent[static_cast<std::size_t>(peer)]);
@@ -101,8 +109,7 @@ void QueuedRows::begin_combine(const CombineRequest& request, Dtype wire, const 
   const std::int64_t bytes = hidden_of(request.expert_output) * size_of(wire);
   sort_copies(round, incoming_);
   list_received(round);
-  queues(kCombinePhase)
-      .begin(kCombinePhase, round.combine_epoch, protocol::queue_entry_bytes(protocol::kQueueEntryHeader + bytes));
+  queues(kCombinePhase).begin(protocol::queue_entry_bytes(protocol::kQueueEntryHeader + bytes));
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
     const auto at = static_cast<std::size_t>(peer);
     queues(kCombinePhase).send_to(peer, peer == setup_.rank ? 0 : round.rows_received[at]);
@@ -113,21 +120,34 @@ void QueuedRows::begin_combine(const CombineRequest& request, Dtype wire, const 
 }
 
 void QueuedRows::end_dispatch(std::uint32_t epoch) {
+  if (holds_turn(kDispatchPhase, epoch)) queues(kDispatchPhase).end();
   if (dispatching_ != nullptr && dispatching_->epoch == epoch) dispatching_ = nullptr;
 }
 
 void QueuedRows::end_combine(std::uint32_t epoch) {
+  if (holds_turn(kCombinePhase, epoch)) queues(kCombinePhase).end();
   if (combining_ != nullptr && combining_->combine_epoch == epoch) combining_ = nullptr;
 }
 
-void QueuedRows::forget() {
+void QueuedRows::reset() {
   dispatching_ = nullptr;
   combining_ = nullptr;
+  out_of_turn_ = -1;
+  const QueueView& own = views_[static_cast<std::size_t>(setup_.rank)];
+  std::memset(own.words(), 0, static_cast<std::size_t>(own.words_bytes()));
 }
 
+void QueuedRows::look_for_strangers(int phase) {
+  const int stranger = queues(phase).stranger();
+  if (stranger >= 0) out_of_turn_ = stranger;
+}
+
+// A turn that a reset took away moves nothing more: the ring may be another's by now.
 bool QueuedRows::advance() {
-  const bool dispatched = dispatching_ != nullptr && disagreeing_ < 0 && advance_dispatch();
-  const bool combined = combining_ != nullptr && advance_combine();
+  const bool dispatches = dispatching_ != nullptr && holds_turn(kDispatchPhase, dispatching_->epoch);
+  const bool combines = combining_ != nullptr && holds_turn(kCombinePhase, combining_->combine_epoch);
+  const bool dispatched = dispatches && disagreeing_ < 0 && advance_dispatch();
+  const bool combined = combines && advance_combine();
   return dispatched || combined;
 }
 
@@ -152,6 +172,10 @@ bool QueuedRows::take_dispatch_header(int source) {
       windows_[static_cast<std::size_t>(setup_.rank)].header(kDispatchPhase, round.epoch, source);
   const std::uint64_t stamp = load_acquire(header.stamp);
   if (!protocol::stamp_is(stamp, round.epoch) || header.status == protocol::HeaderStatus::kAborted) return false;
+  if (header.mask != turn(kDispatchPhase)) {
+    out_of_turn_ = source;
+    return true;
+  }
   if (header.digest != digest_ || header.agreed != agreed_) {
     disagreeing_ = source;
     return true;
@@ -208,6 +232,10 @@ bool QueuedRows::take_combine_header(int owner) {
   protocol::HeaderLine& header = windows_[static_cast<std::size_t>(setup_.rank)].header(kCombinePhase, epoch, owner);
   if (!protocol::stamp_is(load_acquire(header.stamp), epoch)) return false;
   const bool aborted = header.status == protocol::HeaderStatus::kAborted;
+  if (!aborted && header.mask != turn(kCombinePhase)) {
+    out_of_turn_ = owner;
+    return true;
+  }
   if (aborted) aborted_owner_ = owner;
   queues(kCombinePhase).expect_from(owner, aborted ? 0 : combining_->rows_sent[static_cast<std::size_t>(owner)]);
   return true;

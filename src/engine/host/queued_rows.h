@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounds whose rows cross in queues (protocol::Transport::kQueue): what is being sent, what is being received, and the
-// ordinary memory where received rows land.
+// ordinary memory where received rows land. The queues are those of all communications of the group, in turns.
 //
 // Whoever waits calls `advance`, whatever it waits for: it fills and drains the queues of both phases. So a rank that
 // waits for room always makes room for others, and no skew can close a circle of full queues.
@@ -9,10 +9,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/host/lane.h"
+#include "engine/host/queue_view.h"
 #include "engine/host/queues.h"
 #include "engine/host/window_view.h"
 #include "engine/untouched_memory.h"
@@ -22,6 +24,23 @@ namespace tokenyard::engine::host {
 class QueuedRows {
  public:
   QueuedRows(const Setup& setup, const std::vector<WindowView>& windows);
+  // Lets go of the turns that it still holds, so that other communications can go on.
+  ~QueuedRows();
+  QueuedRows(const QueuedRows&) = delete;
+  QueuedRows& operator=(const QueuedRows&) = delete;
+  QueuedRows(QueuedRows&&) = delete;
+  QueuedRows& operator=(QueuedRows&&) = delete;
+
+  // An operation takes a turn before it tells its peers anything, and ends it with end_dispatch or end_combine; one
+  // that is given up at once skips its turn.
+  void take_turn(int phase, std::uint32_t epoch) { queues(phase).take_turn(epoch); }
+
+  void skip_turn(int phase) { queues(phase).skip_turn(); }
+
+  // Whether the operation has its turn still; a reset of any communication on the queues takes it away.
+  [[nodiscard]] bool holds_turn(int phase, std::uint32_t epoch) const { return queues(phase).holds(epoch); }
+
+  [[nodiscard]] std::uint32_t turn(int phase) const { return queues(phase).turn(); }
 
   // Starts a dispatch whose headers this rank has written; `lanes` say what a row is made of. The round's received
   // part is filled as headers and rows come. `request` is not kept; the round is, until the operation ends.
@@ -30,7 +49,8 @@ class QueuedRows {
   void begin_combine(const CombineRequest& request, Dtype wire, const Round& round);
   void end_dispatch(std::uint32_t epoch);
   void end_combine(std::uint32_t epoch);
-  void forget();
+  // Forgets both, and sets this rank's words of the queues back to zero.
+  void reset();
 
   // Moves what can be moved now, in both phases; true when anything moved.
   bool advance();
@@ -39,6 +59,14 @@ class QueuedRows {
   [[nodiscard]] int unsent(int phase) const { return queues_[static_cast<std::size_t>(phase)].unsent(); }
 
   [[nodiscard]] int unreceived(int phase) const { return queues_[static_cast<std::size_t>(phase)].unreceived(); }
+
+  // Looks whether a rank came to this operation's turn with another communication.
+  void look_for_strangers(int phase);
+
+  // A rank that did, or whose header names another turn, which stops the operation; -1: none.
+  [[nodiscard]] int out_of_turn() const { return out_of_turn_; }
+
+  [[nodiscard]] std::string describe_order(int phase) const { return queues(phase).describe(out_of_turn_); }
 
   // A source whose header disagrees with this rank's arguments, which stops the dispatch; -1: none.
   [[nodiscard]] int disagreeing() const { return disagreeing_; }
@@ -66,6 +94,8 @@ class QueuedRows {
 
   Queues& queues(int phase) { return queues_[static_cast<std::size_t>(phase)]; }
 
+  [[nodiscard]] const Queues& queues(int phase) const { return queues_[static_cast<std::size_t>(phase)]; }
+
   void sort_copies(const Round& round, ByPeer<Copy>& copies) const;
   void list_received(const Round& round);
   bool advance_dispatch();
@@ -82,7 +112,8 @@ class QueuedRows {
 
   const Setup& setup_;
   const std::vector<WindowView>& windows_;
-  std::vector<Queues> queues_;  // by phase
+  std::vector<QueueView> views_;  // [num_ranks]
+  std::vector<Queues> queues_;    // by phase
   UntouchedMemory landing_;
   UntouchedMemory combine_landing_;
   std::int64_t space_stride_ = 0;
@@ -92,6 +123,7 @@ class QueuedRows {
   std::uint64_t digest_ = 0;
   std::int64_t agreed_ = kNotGiven;
   int disagreeing_ = -1;
+  int out_of_turn_ = -1;  // in either phase; the first one ends all
   ByPeer<Copy> outgoing_;
 
   const Round* combining_ = nullptr;

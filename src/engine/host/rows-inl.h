@@ -163,13 +163,18 @@ HWY_INLINE Floats decode_lanes(Words codes) {
 }
 
 // bf16 in the upper half of each lane, rounded; the lower half is left over from the rounding.
-HWY_INLINE Words round_to_upper_half(Floats value) {
+// A NaN may become anything.
+HWY_INLINE Words round_number_to_upper_half(Floats value) {
   const WordTag words;
   const auto bits = hn::BitCast(words, value);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1u));
-  const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7FFFu)), odd);
+  return hn::Add(hn::Add(bits, hn::Set(words, 0x7FFFu)), odd);
+}
+
+HWY_INLINE Words round_to_upper_half(Floats value) {
+  const WordTag words;
   const auto nan = hn::RebindMask(words, hn::IsNaN(value));
-  return hn::IfThenElse(nan, hn::Set(words, protocol::kFloatNan), rounded);
+  return hn::IfThenElse(nan, hn::Set(words, protocol::kFloatNan), round_number_to_upper_half(value));
 }
 
 // protocol::encode on each lane; upper bits of a lane become 0.
@@ -244,8 +249,16 @@ HWY_INLINE Floats decode_high(Words pairs) {
 }
 
 HWY_INLINE Words encode_pairs(Floats low, Floats high) {
-  const auto high_half = hn::And(round_to_upper_half(high), hn::Set(WordTag(), 0xFFFF0000u));
-  return hn::Or(hn::ShiftRight<16>(round_to_upper_half(low)), high_half);
+  const hn::Repartition<std::uint16_t, FloatTag> halves;
+  Words low_rounded = round_number_to_upper_half(low);
+  Words high_rounded = round_number_to_upper_half(high);
+  // One branch that is never taken is cheaper than two choices in each vector: these roundings bound the sums.
+  if (HWY_UNLIKELY(!hn::AllFalse(FloatTag(), hn::Or(hn::IsNaN(low), hn::IsNaN(high))))) {
+    low_rounded = round_to_upper_half(low);
+    high_rounded = round_to_upper_half(high);
+  }
+  const auto low_half = hn::BitCast(halves, hn::ShiftRight<16>(low_rounded));
+  return hn::BitCast(WordTag(), hn::OddEven(hn::BitCast(halves, high_rounded), low_half));
 }
 
   #endif  // HWY_TARGET == HWY_SCALAR

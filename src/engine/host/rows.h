@@ -14,10 +14,7 @@
 namespace tokenyard::engine::host {
 
 // Shorter rows are never streamed. Streaming stores do not fetch the target's lines first and leave the cache alone.
-// Two cores that store rows into each other's window and then copy them out (512 B to 14 KiB a row, Zen 4, 32 MB of
-// last-level cache): streaming the stores to the window takes 0.8 of the time with up to 256 KiB each way, 1.3 to 1.6
-// times as long with 1 to 4 MiB, and 0.8 to 1.0 with 16 MiB; the copy out gains (0.8) only with 16 MiB. So what
-// decides is the volume of a phase, which the caller knows, and hardly the row.
+// What decides is who reads the rows and the volume of a phase, which the caller knows, and hardly the row.
 inline constexpr std::int64_t kStreamBytes = 512;
 // The same for rows that do not start on a line of the cache: 4 KiB rows then copy at 13 to 16 GB/s streamed and at 26
 // to 45 GB/s plain while they fit the cache, and gain nothing beyond it. Keep row strides multiples of 64 bytes.

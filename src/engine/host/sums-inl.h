@@ -11,6 +11,7 @@
   #include <hwy/highway.h>
 
   #include <algorithm>
+  #include <cmath>
   #include <cstddef>
   #include <cstdint>
   #include <type_traits>
@@ -48,7 +49,7 @@ HWY_INLINE float with_term(float total, float value, Unweighted /*weight*/) {
 }
 
 HWY_INLINE float with_term(float total, float value, float weight) {
-  return total + weight * value;
+  return std::fma(weight, value, total);
 }
 
 template <class From, class To, class Sum>
@@ -64,13 +65,37 @@ void sum_elements(const Sum& sum) {
 
   #else  // HWY_TARGET == HWY_SCALAR
 
-// With a weight, the product is rounded and then the sum.
+    #if (HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_BMI2_FMA)) || HWY_TARGET == HWY_AVX3 || \
+        HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
+inline constexpr bool kFusesMulAdd = true;
+    #else
+inline constexpr bool kFusesMulAdd = false;
+    #endif
+
+// x * y + z with one rounding. What Highway's MulAdd does without an instruction for it rounds twice.
+HWY_INLINE Floats fused(Floats x, Floats y, Floats z) {
+  if constexpr (kFusesMulAdd) {
+    return hn::MulAdd(x, y, z);
+  } else {
+    constexpr std::size_t kLanes = HWY_MAX_BYTES / sizeof(float);
+    HWY_ALIGN float xs[kLanes];  // NOLINT(modernize-avoid-c-arrays): see rows-inl.h
+    HWY_ALIGN float ys[kLanes];  // NOLINT(modernize-avoid-c-arrays): see rows-inl.h
+    HWY_ALIGN float zs[kLanes];  // NOLINT(modernize-avoid-c-arrays): see rows-inl.h
+    hn::Store(x, FloatTag(), xs);
+    hn::Store(y, FloatTag(), ys);
+    hn::Store(z, FloatTag(), zs);
+    for (std::size_t i = 0; i < num_lanes(); ++i)
+      zs[i] = std::fma(xs[i], ys[i], zs[i]);
+    return hn::Load(FloatTag(), zs);
+  }
+}
+
 HWY_INLINE Floats with_term(Floats total, Floats value, Unweighted /*weight*/) {
   return hn::Add(total, value);
 }
 
 HWY_INLINE Floats with_term(Floats total, Floats value, float weight) {
-  return hn::Add(total, hn::Mul(hn::Set(FloatTag(), weight), value));
+  return fused(hn::Set(FloatTag(), weight), value, total);
 }
 
 template <bool kStream>

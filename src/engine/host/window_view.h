@@ -18,7 +18,8 @@ class WindowView {
  public:
   WindowView(std::byte* base, const protocol::WindowLayout& layout) : base_(base), layout_(&layout) {}
 
-  [[nodiscard]] std::uint64_t& life(int peer) const { return at<std::uint64_t>(layout_->life(peer)); }
+  // A line for each peer; with queues they are not here.
+  [[nodiscard]] std::byte* life_lines() const { return base_ + layout_->life(0); }
 
   [[nodiscard]] std::uint64_t& released(int phase, int peer) const {
     return at<std::uint64_t>(layout_->released(phase, peer));
@@ -36,19 +37,9 @@ class WindowView {
     return at<protocol::ChunkLine>(layout_->chunk(source, index, slot));
   }
 
-  [[nodiscard]] std::uint64_t& queue_filled(int phase, int peer) const {
-    return at<std::uint64_t>(layout_->queue_filled(phase, peer));
-  }
-
-  [[nodiscard]] std::uint64_t& queue_drained(int phase, int peer) const {
-    return at<std::uint64_t>(layout_->queue_drained(phase, peer));
-  }
-
   [[nodiscard]] std::int32_t* stats(int source) const { return &at<std::int32_t>(layout_->stats(source)); }
 
   [[nodiscard]] std::byte* payload(int source, int slot) const { return base_ + layout_->payload(source, slot); }
-
-  [[nodiscard]] std::byte* queue(int phase, int source) const { return base_ + layout_->queue(phase, source); }
 
   [[nodiscard]] std::byte* combine_row(std::int64_t row, int slot) const {
     return base_ + layout_->combine_row(row, slot);

@@ -32,8 +32,8 @@ void cast_row_to_fp8_blocks(const BlockCast& row);
 void encode_log_row(std::byte* to, const float* from, std::int64_t n);
 void decode_log_row(float* to, const std::byte* from, std::int64_t n);
 
-// output[i] = round((0.0f + weights[0] * rows[0][i]) + weights[1] * rows[1][i] + ...): fp32, each product and each
-// addition rounded, in this order, then one rounding to the output's dtype. No rows give zeros.
+// output[i] = round(... fma(weights[1], rows[1][i], fma(weights[0], rows[0][i], 0.0f))): fp32, each product and its
+// addition rounded once, in this order, then one rounding to the output's dtype. No rows give zeros.
 struct WeightedSum {
   std::span<const std::byte* const> rows;
   Dtype rows_dtype = Dtype::kBf16;  // bf16, f16 or f32

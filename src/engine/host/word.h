@@ -16,7 +16,7 @@ enum class ReleaseSite : int {
   kCombineHeader,    // expert output rows -> wait_header of the origins
   kCombineReleased,  // last read of expert output rows -> wait_combine_section of their owner
   kQueueFilled,      // rows in a queue -> Queues::receive_some
-  kQueueDrained,     // last read of rows in a queue -> Queues::send_some
+  kQueueDrained,     // last read of rows in a queue, or of all in this turn -> Queues::send_some
   kGivenWeights,     // weights of a combine -> wait_header of the owners
   kWeightsReleased,  // last read of those weights -> wait_rows_released of the origin
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bench says of many rounds. Thread rule: pure functions.
+// What `run` and `bench` say of many rounds. Thread rule: pure functions.
 #pragma once
 
 #include <algorithm>
