@@ -14,7 +14,6 @@
 #include "communication/byte_budget.h"
 #include "communication/core.h"
 #include "fabric/window.h"
-#include "protocol/queue_layout.h"
 
 namespace tokenyard {
 namespace {
@@ -70,10 +69,7 @@ std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, 
   if (communication::byte_budget_of(backend, config) > 0) {
     return communication::plan_of_budget(backend, {params, config}, num_ranks).shape.budget_bytes;
   }
-  const protocol::WindowShape shape = plan_of(params, config, num_ranks).shape;
-  const std::int64_t queues =
-      shape.queue_bytes > 0 ? protocol::QueueLayout::of(num_ranks, shape.queue_bytes).bytes() : 0;
-  return protocol::WindowLayout::of(shape).bytes() + queues;
+  return communication::window_bytes(plan_of(params, config, num_ranks));
 }
 
 std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {

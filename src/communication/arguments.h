@@ -41,6 +41,8 @@ void check_num_experts(const Limits& limits, int given);
 // any memory. Everything below and all of TensorView may then be used. A tensor that is not given is fine. `what` names
 // it.
 void check_tensor(const TensorView& tensor, std::string_view what);
+// All of a dispatch's; nothing else may look at them before.
+void check_tensors(const DispatchInput& input);
 
 // A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
 // unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate nothing.

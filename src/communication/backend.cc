@@ -10,6 +10,7 @@
 #include "tokenyard/group.h"
 
 #include "protocol/block_cast.h"
+#include "protocol/queue_layout.h"
 
 namespace tokenyard::communication {
 
@@ -50,6 +51,13 @@ void require_addressable(const MoeParams& params, const Plan& plan) {
 
 }  // namespace
 
+std::int64_t window_bytes(const Plan& plan) {
+  const protocol::WindowShape& shape = plan.shape;
+  const std::int64_t queues =
+      shape.queue_bytes > 0 ? protocol::QueueLayout::of(shape.num_ranks, shape.queue_bytes).bytes() : 0;
+  return protocol::WindowLayout::of(shape).bytes() + queues;
+}
+
 std::int64_t output_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
   const protocol::WindowShape& shape = layout.shape();
   const std::int64_t rows = layout.combine_rows() * (shape.row_capacity + shape.extra_capacity);
@@ -68,11 +76,11 @@ Plan plan_checked(const Backend& backend, const MoeParams& params, const Backend
   }
   Plan plan = backend.plan(params, config, num_ranks);
   require_addressable(params, plan);
-  const auto layout = protocol::WindowLayout::of(plan.shape);
-  if (layout.bytes() > kMaxWindowBytes) {
-    refuse_size("a window of " + std::to_string(layout.bytes()) + " bytes", params, plan.shape);
+  if (const std::int64_t window = window_bytes(plan); window > kMaxWindowBytes) {
+    refuse_size("a window of " + std::to_string(window) + " bytes", params, plan.shape);
   }
-  if (const std::int64_t output = output_bytes(params, layout); output > kMaxWindowBytes) {
+  const std::int64_t output = output_bytes(params, protocol::WindowLayout::of(plan.shape));
+  if (output > kMaxWindowBytes) {
     refuse_size("results of " + std::to_string(output) + " bytes", params, plan.shape);
   }
   return plan;

@@ -42,6 +42,8 @@ struct Backend {
 // Of a window, and of a dispatch's results. No memory is larger, and sums of a few such sizes fit 64 bits.
 inline constexpr std::int64_t kMaxWindowBytes = kMaxTensorBytes;
 
+// Bytes that one rank provides: its window and, where rows cross in queues, that of the queues.
+[[nodiscard]] std::int64_t window_bytes(const Plan& plan);
 // Bytes of the largest dispatch output of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const protocol::WindowLayout& layout);
 

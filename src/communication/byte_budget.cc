@@ -86,6 +86,12 @@ std::int64_t tokens_per_part(std::int64_t most, const Route* replay) {
 
 }  // namespace
 
+void check_num_experts(const Limits& limits, int given) {
+  if (given == 0 || given == limits.params.num_experts) return;
+  refuse("num_experts is " + std::to_string(given) + " and this communication was made for " +
+         std::to_string(limits.params.num_experts) + "; leave it out");
+}
+
 Plan plan_of_budget(const Backend& backend, const Budget& budget, int num_ranks) {
   MoeParams least = budget.made_with;
   if (least.num_experts < 0) {

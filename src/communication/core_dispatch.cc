@@ -15,6 +15,7 @@ void Core::prepare(const DispatchInput& input, const DispatchOptions& options, R
                                               ": combine one, or let its handle die, before the next dispatch");
   }
   engine_->check_dispatch();
+  check_tensors(input);
   const Route* replay = nullptr;
   if (options.replay != nullptr) {
     const Route& from = route_of(*options.replay);

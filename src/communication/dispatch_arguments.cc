@@ -113,18 +113,6 @@ void check_routing(const Limits& limits, const DispatchInput& input, bool replay
   if (!replay && contract.topk_ids_required && !input.topk_ids.defined()) refuse("topk_ids is not given");
 }
 
-// Nothing else may look at a tensor before.
-void check_tensors(const DispatchInput& input) {
-  check_tensor(input.hidden_states, "hidden_states");
-  check_tensor(input.hidden_states_scale, "hidden_states_scale");
-  check_tensor(input.topk_ids, "topk_ids");
-  check_tensor(input.topk_weights, "topk_weights");
-  check_tensor(input.router_logits, "router_logits");
-  check_tensor(input.eplb_local_stats, "eplb_local_stats");
-  for (const TensorView& extra : input.extra_payloads)
-    check_tensor(extra, "one of extra_payloads");
-}
-
 void check_extras(const DispatchInput& input) {
   const auto count = static_cast<std::int64_t>(input.extra_payloads.size());
   if (count > protocol::kMaxExtraPayloads) {
@@ -334,7 +322,6 @@ void prepare_dispatch(const Limits& limits,
                       const DispatchOptions& options,
                       const engine::Round* replay,
                       Route& route) {
-  check_tensors(input);
   check_dispatch_options(limits, input, options);
   check_hidden_states(limits, input);
   check_scale(limits, input);

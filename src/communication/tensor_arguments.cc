@@ -48,6 +48,17 @@ void check_tensor(const TensorView& tensor, std::string_view what) {
   }
 }
 
+void check_tensors(const DispatchInput& input) {
+  check_tensor(input.hidden_states, "hidden_states");
+  check_tensor(input.hidden_states_scale, "hidden_states_scale");
+  check_tensor(input.topk_ids, "topk_ids");
+  check_tensor(input.topk_weights, "topk_weights");
+  check_tensor(input.router_logits, "router_logits");
+  check_tensor(input.eplb_local_stats, "eplb_local_stats");
+  for (const TensorView& extra : input.extra_payloads)
+    check_tensor(extra, "one of extra_payloads");
+}
+
 namespace {
 
 // Host memory whose first `outer` dimensions (one or two) may have any strides that keep rows apart.

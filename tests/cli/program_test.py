@@ -51,7 +51,7 @@ class Info(unittest.TestCase):
         self.assertEqual(program["fabrics"], ["host"])
         self.assertEqual([b["backend"] for b in backends], BACKENDS + ["passthrough"])
         for backend in backends:
-            self.assertEqual(len(backend["contract"]), 26)
+            self.assertEqual(len(backend["contract"]), 27)
             self.assertTrue(backend["seed_class"].endswith("Manager"))
             if backend["support"] != "usable":
                 self.assertNotEqual(backend["reason"], "")

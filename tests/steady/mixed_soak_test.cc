@@ -61,6 +61,14 @@ class MixedSoak {
       line.end(group_, true);
   }
 
+  // How many queues there are for lines that take turns depends on the order in which these were made.
+  void settle() {
+    for (SoakLine& line : lines_)
+      if (line.takes_turns()) line.end(group_, true);
+    for (SoakLine& line : lines_)
+      if (!line.lives()) line.create(group_);
+  }
+
   void play(int rounds) {
     for (const int end = round_ + rounds; round_ < end;)
       play_one();
@@ -70,8 +78,8 @@ class MixedSoak {
   // A round of another line may lie inside of one, and counts too.
   void play_one() {
     const auto at = static_cast<std::size_t>(rng_.below(std::ssize(lines_)));
-    const auto other = (at + 1 + static_cast<std::size_t>(rng_.below(std::ssize(lines_) - 1))) % lines_.size();
     const SoakAct act = lines_[at].draw_act(rng_);
+    const std::size_t other = draw_other(at, act);
     const int round = round_++;
     try {
       if (rng_.below(kNewOnceIn) == 0) {
@@ -87,6 +95,14 @@ class MixedSoak {
                                   lines_[at].name() + ", " + std::string(name(act)) +
                                   " (between, if any: " + lines_[other].name() + "): " + failure.what());
     }
+  }
+
+  std::size_t draw_other(std::size_t at, SoakAct act) {
+    std::size_t other = (at + 1 + static_cast<std::size_t>(rng_.below(std::ssize(lines_) - 1))) % lines_.size();
+    const bool turns = act == SoakAct::kStraddle && lines_[at].takes_turns();
+    while (other == at || (turns && lines_[other].takes_turns()))
+      other = (other + 1) % lines_.size();
+    return other;
   }
 
   Group group_;
@@ -142,9 +158,11 @@ void soak(const Group& group) {
   count(group, without);  // what the first use of anything keeps for good is in it
   soak.create();
   soak.play(kWarmUpRounds);
+  soak.settle();
   count(group, with);
   support::check(with.held.memfd_mappings > without.held.memfd_mappings, "no window is mapped");
   soak.play(kRounds - 2 * kWarmUpRounds);
+  soak.settle();
   count(group, after);
   check_no_more(with, after, "with every communication alive");
   soak.destroy();

@@ -57,6 +57,11 @@ class SoakLine {
   // Politely, or by letting it go.
   void end(const Group& group, bool politely);
 
+  [[nodiscard]] bool lives() const { return communication_.has_value(); }
+
+  // Of one that lives: no round of another such line may lie between its halves.
+  [[nodiscard]] bool takes_turns() const { return communication_->contract().takes_turns; }
+
   [[nodiscard]] SoakAct draw_act(support::Rng& rng) const;
   // `other` plays a round of another line.
   void play(SoakAct act, std::uint64_t seed, const std::function<void()>& other);
