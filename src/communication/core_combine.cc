@@ -47,6 +47,20 @@ void Core::refuse_halves(const Handle& handle) const {
               limits_.rank);
 }
 
+// The peers release the rows of the combine before only in its receive half, for which they may wait for this rank. So
+// nothing is announced: the handle stays as it is, and the call may be repeated.
+void Core::require_combine_room() const {
+  if (uses_queues()) return;  // their turns tell
+  const auto combining = [](const auto& route) { return route->state == RouteState::kCombining; };
+  const std::int64_t sent = std::ranges::count_if(pool_->routes, combining);
+  const int room = limits_.plan.spec.depth;
+  if (sent < room) return;
+  throw Error(ErrorCode::kInvalidState,
+              "combines sent and not received: " + std::to_string(sent) + "; `" + std::string(info().name) +
+                  "` has room for the rows of " + std::to_string(room) + ", so receive one before the next is sent",
+              limits_.rank);
+}
+
 engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
                                                   const CombineInput& input,
                                                   const CombineOptions& options,
@@ -89,6 +103,7 @@ Status Core::combine_send(Handle& handle,
   const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   if (output == nullptr) refuse_halves(handle);
+  require_combine_room();
   engine::CombineRequest request;
   announcing_misuse([&] { request = prepare_combine_half(handle, input, options, output); },
                     [&] { abort_combine(handle); });

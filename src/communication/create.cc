@@ -2,6 +2,7 @@
 // Creation and the end of a communication: what is collective and not a round. Growth is in growth.cc.
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "communication/agreement.h"
@@ -125,6 +126,9 @@ void Core::all_or_none(const std::function<void()>& step) const {
     step();
   } catch (const Error& error) {
     failure = error;
+  } catch (const std::exception& exception) {  // bad_alloc, length_error: the other ranks must hear of it
+    failure = Error(ErrorCode::kSystem,
+                    std::string("rank ").append(std::to_string(limits_.rank)).append(": ").append(exception.what()));
   }
   share_outcome(failure);
 }
