@@ -87,7 +87,8 @@ struct HighThroughputConfig {
   // Bytes of the window; 0: sized by MoeParams. With a budget, MoeParams may be left as they are: each call brings its
   // own num_experts, and its tensors the rest (docs/design/0004-byte-budget.md). Looked at are only `dtype`, in which
   // rows of combine cross when dispatch had quantised ones, `invalid_expert_id`, and `num_experts`, for calls that say
-  // none. A call with more tokens than the window has room for goes through it in sub-rounds, with the same result.
+  // none; all must be equal on every rank. A call with more tokens than the window has room for goes through it in
+  // sub-rounds, with the same result.
   std::int64_t buffer_bytes = 0;
   bool intra_host_only = false;  // creation refuses groups with ranks on several hosts
 };
@@ -114,7 +115,10 @@ struct OneSidedConfig {
 // ranks. While one has sent a dispatch or combine and not received it, the others' throw kInvalidState, as does a call
 // of another thread inside the queues; a round that is open between its phases holds nobody up. Ranks whose orders
 // differ get kMismatch, or a fault by the deadline. A fault in one is reported by all, each until its own `reset()`;
-// any `reset()` empties the queues, so what another had between two halves ends kAborted.
+// any `reset()` empties the queues, so what another had between two halves ends kAborted: reset each that has an open
+// half on any rank. The death of a handle, creation, `destroy` and `poll` are calls of a communication too, so threads
+// that use several of one group take turns with these as well. Between the halves of an operation do nothing that waits
+// for peers: their send halves may need this rank's receive half to make room.
 struct TwoSidedConfig {
   // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB, or four rows where these
   // are more. A communication shares the group's queues when they hold as much and every rank still has them;

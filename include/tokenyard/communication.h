@@ -11,7 +11,7 @@
 //
 // Thread rule: one thread at a time per communication, its handles and results. Different communications, also of
 // one group, are independent, but for those of one group where Contract::takes_turns. A round allocates nothing and
-// makes no system call besides waiting; with a byte budget only once no call is larger than those before.
+// makes no system call besides waiting; with a byte budget only once a few calls as large were made.
 #pragma once
 
 #include <chrono>
@@ -122,7 +122,8 @@ class Growth final {
  public:
   // Collective when anything grows: makes room for `params` and `extra_payload_bytes_per_token` besides what fits
   // already; tokens, combine row and dispatch bytes are each their own maximum. A request within all three returns
-  // without collective work. Old handles then fail with kReplaced. Throws on every rank at once, with the old window
+  // without collective work, so a rank whose request differs from such a one waits for the group's deadline. The dtype
+  // stays. Old handles then fail with kReplaced. Throws on every rank at once, with the old window
   // kept: kMismatch when ranks ask for different sizes; what is wrong with one rank's arguments, or kInvalidState when
   // it has an operation open, on that rank and as kPeerFailed on the others. When making the new window fails, nothing
   // is left but to destroy the communication.

@@ -133,7 +133,8 @@ struct CombineInput {
   // tokens_per_rank, hidden]): bf16, f16 or f32, weighted and reduced over this rank's experts. Each row is rounded
   // once to the wire dtype: MoeParams::dtype, or f8e4m3 with OneSidedConfig::use_low_precision_combine. low_latency
   // instead takes [num_local_experts, num_ranks * max_tokens_per_rank, hidden] as the experts gave it; combine weighs
-  // and reduces it over this rank's experts, in k order, before that rounding.
+  // and reduces it over this rank's experts, in k order, before that rounding. Must not overlap the output: with a byte
+  // budget parts of it are read after parts of the output were written.
   TensorView expert_output{};
   // high_throughput: [n_recv, top_k] f32 to bring back to their tokens. low_latency: [num_tokens, top_k] f32, the
   // weights of this rank's tokens, unless they were given at dispatch.

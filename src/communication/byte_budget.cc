@@ -40,14 +40,15 @@ int experts_of_call(const MoeParams& made_with, int given, const Route* replay) 
 
 int top_k_of(const TensorView& ids) {
   if (!ids.defined()) refuse("topk_ids is not given");
-  if (ids.num_dims != 2) return 1;  // refused by the check of the tensor itself
+  if (ids.num_dims != 2) refuse("topk_ids is " + ids.describe() + "; it must be [num_tokens, top_k]");
   if (ids.shape[1] >= 1 && ids.shape[1] <= kMaxTopK) return static_cast<int>(ids.shape[1]);
   refuse("topk_ids is " + ids.describe() + "; its top_k must be in [1, " + std::to_string(kMaxTopK) + "]");
 }
 
 // Elements of the widest row that combine may have for rows dispatched like this.
 int hidden_of(const TensorView& rows) {
-  if (rows.num_dims != 2) return 1;  // as above
+  if (!rows.defined()) return 1;  // refused with the other members
+  if (rows.num_dims != 2) refuse("hidden_states is " + rows.describe() + "; it must be [num_tokens, row]");
   const std::int64_t values = rows.dtype == Dtype::kU8 ? 2 * rows.shape[1] : rows.shape[1];
   if (values >= 1 && values <= std::numeric_limits<std::int32_t>::max()) return static_cast<int>(values);
   refuse("hidden_states is " + rows.describe() + "; its rows must have at least 1 element and fit 32 bits");
@@ -60,11 +61,16 @@ void check_invalid_id(const MoeParams& params) {
 }
 
 // Exactly what the call's planes take.
-std::int64_t row_capacity(const DispatchInput& input, int top_k) {
+std::int64_t row_capacity(const DispatchInput& input, int top_k, std::int64_t budget) {
   const std::int64_t ids = input.topk_ids.defined() ? top_k * std::int64_t{sizeof(std::int32_t)} : 0;
   std::int64_t bytes = protocol::align_up(ids, protocol::kRowAlignment);
   for (const TensorView* tensor : {&input.hidden_states, &input.hidden_states_scale, &input.topk_weights}) {
-    if (tensor->defined()) bytes += protocol::align_up(tensor->row_bytes(), protocol::kRowAlignment);
+    if (!tensor->defined()) continue;
+    if (tensor->row_bytes() > budget) {
+      throw Error(ErrorCode::kCapacity,
+                  "buffer_bytes is " + std::to_string(budget) + " and one row of " + tensor->describe() + " larger");
+    }
+    bytes += protocol::align_up(tensor->row_bytes(), protocol::kRowAlignment);
   }
   return bytes;
 }
@@ -133,7 +139,7 @@ Limits limits_of_call(const Limits& now,
   call.plan = now.backend->plan(call.params, budget.config, now.num_ranks);
   call.params.max_tokens_per_rank = most_tokens(now.num_ranks);
   protocol::WindowShape& shape = call.plan.shape;
-  shape.row_capacity = row_capacity(input, call.params.top_k);
+  shape.row_capacity = row_capacity(input, call.params.top_k, shape.budget_bytes);
   shape.tokens_per_chunk = protocol::chunk_tokens(shape.row_capacity);
   const std::int64_t most = protocol::most_tokens_within_budget(shape, most_tokens(now.num_ranks));
   if (most == 0) {

@@ -96,6 +96,7 @@ class Core {
   void all_or_none(const std::function<void()>& step) const;
   void set_back_queues(std::uint32_t turn, int faulted_rank);
   void share_outcome(const std::optional<Error>& failure) const;
+  [[nodiscard]] Error failure_of(const std::exception& exception) const;
   void log(LogLevel level, const std::string& text) const;
 
   // growth.cc

@@ -50,15 +50,12 @@ void Core::refuse_halves(const Handle& handle) const {
 // The peers release the rows of the combine before only in its receive half, for which they may wait for this rank. So
 // nothing is announced: the handle stays as it is, and the call may be repeated.
 void Core::require_combine_room() const {
-  if (uses_queues()) return;  // their turns tell
-  const auto combining = [](const auto& route) { return route->state == RouteState::kCombining; };
-  const std::int64_t sent = std::ranges::count_if(pool_->routes, combining);
-  const int room = limits_.plan.spec.depth;
-  if (sent < room) return;
-  throw Error(ErrorCode::kInvalidState,
-              "combines sent and not received: " + std::to_string(sent) + "; `" + std::string(info().name) +
-                  "` has room for the rows of " + std::to_string(room) + ", so receive one before the next is sent",
-              limits_.rank);
+  if (uses_queues()) return;  // a turn is announced
+  try {
+    engine_->check_combine();
+  } catch (const Error& error) {
+    throw with_rank(error);
+  }
 }
 
 engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
@@ -83,7 +80,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
                 "num_sms is " + std::to_string(options.num_sms) + "; it must not be negative");
   }
   enter(route.limits);
-  engine_->check_combine();
+  if (uses_queues()) engine_->check_combine();
   engine::CombineRequest request = prepare_combine(limits_, input, route);
   route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);

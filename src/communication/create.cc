@@ -63,6 +63,13 @@ std::string Core::agreed_text() {
   return joined(fields);
 }
 
+// bad_alloc, length_error: the other ranks must hear of them too.
+Error Core::failure_of(const std::exception& exception) const {
+  return {ErrorCode::kSystem,
+          std::string("rank ").append(std::to_string(limits_.rank)).append(": ").append(exception.what()),
+          limits_.rank};
+}
+
 bool Core::uses_queues() const {
   return limits_.plan.spec.transport == protocol::Transport::kQueue;
 }
@@ -81,6 +88,8 @@ std::vector<std::string> Core::require_agreement() {
     text += agreed;
   } catch (const Error& error) {
     failure = error;
+  } catch (const std::exception& exception) {
+    failure = failure_of(exception);
   }
   std::vector<std::string> texts = gather_texts(group_, text, failure);
   std::vector<std::string> offers;
@@ -126,9 +135,8 @@ void Core::all_or_none(const std::function<void()>& step) const {
     step();
   } catch (const Error& error) {
     failure = error;
-  } catch (const std::exception& exception) {  // bad_alloc, length_error: the other ranks must hear of it
-    failure = Error(ErrorCode::kSystem,
-                    std::string("rank ").append(std::to_string(limits_.rank)).append(": ").append(exception.what()));
+  } catch (const std::exception& exception) {
+    failure = failure_of(exception);
   }
   share_outcome(failure);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growth: what a request needs is worked out and agreed on first, so that until all ranks go ahead none has changed.
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "communication/agreement.h"
@@ -17,6 +18,11 @@ std::optional<Core::Capacity> Core::capacity_for(const MoeParams& wanted, std::i
                 "extra_payload_bytes_per_token is " + std::to_string(extra) + "; it must not be negative");
   }
   const MoeParams& now = params();
+  if (wanted.dtype != now.dtype) {
+    throw Error(ErrorCode::kInvalidArgument, "dtype is " + std::string(name(wanted.dtype)) +
+                                                 " and this communication's " + std::string(name(now.dtype)) +
+                                                 "; growth keeps it");
+  }
   const std::int64_t bytes_now = dispatch_bytes_per_token(now) + limits_.backend->extra_capacity(config_);
   // An impossible request does not fit either; agreed_text() then refuses it, with its own numbers.
   const std::int64_t bytes_wanted = dispatch_bytes_per_token(wanted) + std::min(extra, kMaxWindowBytes);
@@ -60,6 +66,8 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
     (void)Core(group_, *limits_.backend, grown->params, grown->config, options_).agreed_text();
   } catch (const Error& error) {
     failure = error;
+  } catch (const std::exception& exception) {
+    failure = failure_of(exception);
   }
   require_equal(gather_texts(group_, text, failure), limits_.rank);
 

@@ -14,6 +14,9 @@ void Core::announcing_misuse(Checks&& checks, Announce&& announce) const {
   } catch (const Error& error) {
     announce();
     throw with_rank(error);
+  } catch (const std::exception& exception) {  // no memory for a larger call
+    announce();
+    throw failure_of(exception);
   }
 }
 

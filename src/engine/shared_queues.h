@@ -51,9 +51,9 @@ class SharedQueues {
   // Takes the next turn and has no use for it.
   std::uint32_t skip(int phase) { return ++turns_[index(phase)]; }
 
-  [[nodiscard]] bool holds(int phase, std::uint32_t turn) const {
+  [[nodiscard]] bool holds(int phase, std::uint32_t turn, std::uint32_t user) const {
     const Open& open = open_[index(phase)];
-    return open.user != 0 && open.turn == turn;
+    return open.user == user && open.turn == turn;
   }
 
   void end(int phase) { open_[index(phase)].user = 0; }

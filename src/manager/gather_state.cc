@@ -191,9 +191,14 @@ Status GatherState::combine(const TensorView& hidden_states, TensorView& output,
     throw communication::named(error, call.group->rank());
   }
   room.open = false;  // used up, also when combine fails
-  const Status status = room.communication->combine(room.result.handle, {.expert_output = hidden_states}, {}, output);
-  GatherRooms::end_combine(room);
-  return status;
+  try {
+    const Status status = room.communication->combine(room.result.handle, {.expert_output = hidden_states}, {}, output);
+    GatherRooms::end_combine(room);
+    return status;
+  } catch (...) {
+    GatherRooms::end_combine(room);
+    throw;
+  }
 }
 
 TensorView GatherState::allocate_combine_input(std::int64_t num_rows, const RowKind& kind, bool sequence_parallel) {

@@ -171,7 +171,13 @@ void HostEngine::check_dispatch() const {
 }
 
 void HostEngine::check_combine() const {
-  if (queued_) setup_.queues->check_turn(kCombinePhase, setup_.queue_user);
+  if (queued_) return setup_.queues->check_turn(kCombinePhase, setup_.queue_user);
+  for (const std::uint32_t open : open_combines_) {
+    if (slot(open) != slot(combine_epoch_ + 1)) continue;
+    throw Error(ErrorCode::kInvalidState, "combine " + std::to_string(open) +
+                                              " was sent and not received, and its rows lie where those of the next "
+                                              "would: receive it, or let its handle die, before the next is sent");
+  }
 }
 
 void HostEngine::publish_progress() {

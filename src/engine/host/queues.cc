@@ -36,7 +36,7 @@ void Queues::begin(std::int64_t entry_bytes) {
 }
 
 void Queues::end() {
-  if (!shared_.holds(phase_, turn_)) return;
+  if (!shared_.holds(phase_, turn_, user_)) return;
   shared_.end(phase_);
   tell_released();
 }

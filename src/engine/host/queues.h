@@ -35,7 +35,7 @@ class Queues {
   // This rank needs no more rows of the operation that took the last turn; nothing happens when it does not hold it.
   void end();
 
-  [[nodiscard]] bool holds(std::uint32_t epoch) const { return epoch == epoch_ && shared_.holds(phase_, turn_); }
+  [[nodiscard]] bool holds(std::uint32_t epoch) const { return epoch == epoch_ && shared_.holds(phase_, turn_, user_); }
 
   [[nodiscard]] std::uint32_t turn() const { return turn_; }
 

@@ -211,7 +211,8 @@ HWY_INLINE Words encode_lanes(Floats value) {
 
     // x86 has exact f16 conversions from AVX2 on, which no mode of the thread disturbs. What Highway does elsewhere is
     // not always rounded right, so other machines take the integer path.
-    #if (HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL) && !defined(HWY_DISABLE_F16C)
+    // Better targets have smaller numbers.
+    #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 inline constexpr bool kHasF16Casts = true;
     #else
 inline constexpr bool kHasF16Casts = false;

@@ -65,8 +65,7 @@ void sum_elements(const Sum& sum) {
 
   #else  // HWY_TARGET == HWY_SCALAR
 
-    #if (HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_BMI2_FMA)) || HWY_TARGET == HWY_AVX3 || \
-        HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
+    #if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_BMI2_FMA)) || HWY_ARCH_ARM_A64
 inline constexpr bool kFusesMulAdd = true;
     #else
 inline constexpr bool kFusesMulAdd = false;
