@@ -68,7 +68,7 @@ std::int64_t row_capacity(const DispatchInput& input, int top_k, std::int64_t bu
     if (!tensor->defined()) continue;
     if (tensor->row_bytes() > budget) {
       throw Error(ErrorCode::kCapacity,
-                  "buffer_bytes is " + std::to_string(budget) + " and one row of " + tensor->describe() + " larger");
+                  "buffer_bytes is " + std::to_string(budget) + " and one row of " + tensor->describe() + " is larger");
     }
     bytes += protocol::align_up(tensor->row_bytes(), protocol::kRowAlignment);
   }

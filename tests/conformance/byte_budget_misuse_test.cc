@@ -117,6 +117,13 @@ const std::vector<Mistake>& mistakes() {
        ErrorCode::kCapacity,
        {"buffer_bytes is " + std::to_string(cutting_budget()), "one token of each rank", "take"},
        [](DispatchInput& input, DispatchOptions&) {
+         static std::vector<std::byte> memory(40 * 30'000);
+         input.hidden_states = TensorView(memory.data(), Dtype::kBf16, {40, 15'000});
+       }},
+      {"a_row_wider_than_the_window",
+       ErrorCode::kCapacity,
+       {"buffer_bytes is " + std::to_string(cutting_budget()), "one row of bf16[40, 50000]"},
+       [](DispatchInput& input, DispatchOptions&) {
          static std::vector<std::byte> memory(40 * 100'000);
          input.hidden_states = TensorView(memory.data(), Dtype::kBf16, {40, 50'000});
        }},
