@@ -30,19 +30,4 @@ namespace tokenyard::support {
   return spec;
 }
 
-// The same routes with other rows, for a replay: it brings no weights.
-[[nodiscard]] inline World with_new_rows(const World& world, std::uint64_t seed) {
-  World changed = world;
-  const World other = make_world(with_seed(world.spec, seed));
-  for (int rank = 0; rank < world.spec.num_ranks; ++rank) {
-    std::vector<std::byte>& bytes = changed.rank(rank).hidden.bytes;
-    const std::vector<std::byte>& donor = other.rank(rank).hidden.bytes;
-    for (std::size_t i = 0; i < bytes.size() && !donor.empty(); ++i)
-      bytes[i] = donor[i % donor.size()] ^ std::byte{5};
-    changed.rank(rank).weights = {};
-  }
-  changed.spec.with_weights = false;
-  return changed;
-}
-
 }  // namespace tokenyard::support
