@@ -16,10 +16,6 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-bool is_quantised(Dtype dtype) {
-  return dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2 || dtype == Dtype::kU8;
-}
-
 // Rows are counted in 32 bits.
 int most_tokens(int num_ranks) {
   return std::numeric_limits<std::int32_t>::max() / num_ranks;
@@ -121,7 +117,7 @@ Limits limits_of_call(const Limits& now,
                       const Route* replay) {
   const TensorView& rows = input.hidden_states;
   const bool wide = protocol::is_wide_float(rows.dtype);
-  if (rows.defined() && !wide && !is_quantised(rows.dtype)) {
+  if (rows.defined() && !wide && !protocol::is_quantised(rows.dtype)) {
     refuse("hidden_states is " + rows.describe() +
            "; its dtype must be bf16, f16 or f32, or f8e4m3, f8e5m2 or u8 for quantised rows");
   }

@@ -95,8 +95,8 @@ class Core {
   void require_one_host() const;
   void all_or_none(const std::function<void()>& step) const;
   void set_back_queues(std::uint32_t turn, int faulted_rank);
-  void share_outcome(const std::optional<Error>& failure) const;
   [[nodiscard]] Error failure_of(const std::exception& exception) const;
+  [[nodiscard]] std::optional<Error> failure_in(const std::function<void()>& step) const;
   void log(LogLevel level, const std::string& text) const;
 
   // growth.cc

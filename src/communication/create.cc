@@ -70,6 +70,17 @@ Error Core::failure_of(const std::exception& exception) const {
           limits_.rank};
 }
 
+std::optional<Error> Core::failure_in(const std::function<void()>& step) const {
+  try {
+    step();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& exception) {
+    return failure_of(exception);
+  }
+  return std::nullopt;
+}
+
 bool Core::uses_queues() const {
   return limits_.plan.spec.transport == protocol::Transport::kQueue;
 }
@@ -77,20 +88,15 @@ bool Core::uses_queues() const {
 // Everything that must agree, in one exchange; a rank whose arguments make no sense says so in its place. What ranks
 // offer of their queues comes with it, in a line of its own, for it may differ.
 std::vector<std::string> Core::require_agreement() {
-  std::optional<Error> failure;
   std::string text = "\n";
-  try {
+  const std::optional<Error> failure = failure_in([&] {
     const std::string agreed = agreed_text();
     if (uses_queues()) {
       queues_ = queues_of(group_, limits_.plan.shape.queue_bytes);
       text = queue_offer(group_, queues_) + "\n";
     }
     text += agreed;
-  } catch (const Error& error) {
-    failure = error;
-  } catch (const std::exception& exception) {
-    failure = failure_of(exception);
-  }
+  });
   std::vector<std::string> texts = gather_texts(group_, text, failure);
   std::vector<std::string> offers;
   for (std::string& each : texts) {
@@ -124,21 +130,9 @@ void Core::require_one_host() const {
               limits_.rank, peer);
 }
 
-void Core::share_outcome(const std::optional<Error>& failure) const {
-  gather_texts(group_, "", failure);
-}
-
 // All ranks do it, or all throw with the reason of one that could not.
 void Core::all_or_none(const std::function<void()>& step) const {
-  std::optional<Error> failure;
-  try {
-    step();
-  } catch (const Error& error) {
-    failure = error;
-  } catch (const std::exception& exception) {
-    failure = failure_of(exception);
-  }
-  share_outcome(failure);
+  gather_texts(group_, "", failure_in(step));
 }
 
 void Core::build() {

@@ -27,10 +27,6 @@ void refuse_unless(bool taken, bool given, const Limits& limits, std::string_vie
   if (given && !taken) refuse(quoted(limits) + " takes no " + std::string(what) + "; leave it out");
 }
 
-bool is_one_byte(Dtype dtype) {
-  return dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2 || dtype == Dtype::kU8;
-}
-
 void add_payload(Route& route, int plane, const TensorView& tensor, std::string_view what) {
   if (!tensor.defined()) return;
   check_rows(tensor, what, route.request.num_tokens);
@@ -64,7 +60,7 @@ void check_hidden_states(const Limits& limits, const DispatchInput& input) {
   };
   if (rows.dtype == limits.params.dtype) {
     check_width(limits.params.hidden_size, "elements");
-  } else if (!is_one_byte(rows.dtype)) {
+  } else if (!protocol::is_quantised(rows.dtype)) {
     refuse("hidden_states is " + rows.describe() + "; its dtype must be " + std::string(name(limits.params.dtype)) +
            ", or f8e4m3, f8e5m2 or u8 for quantised rows");
   } else if (limits.params.dispatch_format != DispatchFormat::kNone) {
@@ -82,7 +78,8 @@ void check_scale(const Limits& limits, const DispatchInput& input) {
   if (!scale.defined()) return;
   if (scale.num_dims != 2) refuse("hidden_states_scale is " + scale.describe() + "; it must be [num_tokens, *]");
   const std::int64_t right = scale_bytes_per_token(limits.params);
-  const bool exact = is_one_byte(input.hidden_states.dtype) && right > 0 && !limits.backend->info.contract.grows;
+  const bool exact =
+      protocol::is_quantised(input.hidden_states.dtype) && right > 0 && !limits.backend->info.contract.grows;
   if (exact && scale.row_bytes() != right) {
     refuse("hidden_states_scale is " + scale.describe() + ", " + std::to_string(scale.row_bytes()) + " bytes a row; " +
            std::string(name(limits.params.dispatch_format)) + " rows of hidden_size " +

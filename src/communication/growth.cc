@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growth: what a request needs is worked out and agreed on first, so that until all ranks go ahead none has changed.
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "communication/agreement.h"
@@ -53,9 +52,8 @@ void Core::require_no_open_round() const {
 void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
   require_usable();
   std::optional<Capacity> grown;
-  std::optional<Error> failure;
   std::string text;
-  try {
+  const std::optional<Error> failure = failure_in([&] {
     grown = capacity_for(wanted, extra);
     if (!grown) return;
     require_no_open_round();
@@ -64,11 +62,8 @@ void Core::reserve(const MoeParams& wanted, std::int64_t extra) {
     const BackendConfig config = limits_.backend->with_extra_capacity(config_, extra);
     text = Core(group_, *limits_.backend, wanted, config, options_).agreed_text();
     (void)Core(group_, *limits_.backend, grown->params, grown->config, options_).agreed_text();
-  } catch (const Error& error) {
-    failure = error;
-  } catch (const std::exception& exception) {
-    failure = failure_of(exception);
-  }
+  });
+  if (!failure && !grown) return;
   require_equal(gather_texts(group_, text, failure), limits_.rank);
 
   // All have come, so nobody uses the old windows any more.

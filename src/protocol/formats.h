@@ -23,6 +23,11 @@ TOKENYARD_HD constexpr bool is_wide_float(Dtype dtype) {
   return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32;
 }
 
+// The dtypes of quantised rows, one byte an element.
+TOKENYARD_HD constexpr bool is_quantised(Dtype dtype) {
+  return dtype == Dtype::kF8e4m3 || dtype == Dtype::kF8e5m2 || dtype == Dtype::kU8;
+}
+
 struct RowBytes {
   std::int64_t values = 0;
   std::int64_t scales = 0;
