@@ -206,7 +206,7 @@ CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();
   command->add_option("--seed", options.shape.seed, "Of the routing")->capture_default_str();
-  command->add_flag("--pin", options.pin, "Keep rank r on core r");
+  command->add_flag("--pin", options.pin, "Keep rank r on core r modulo the cores");
   command->add_flag("--json", options.json, "JSON lines only");
   return command;
 }

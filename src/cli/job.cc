@@ -140,8 +140,11 @@ std::string_view name(DispatchDtype dtype) {
   return dtype == DispatchDtype::kFp8 ? "fp8" : "bf16";
 }
 
+// e4m3 keeps four significant bits: over one binade the steps of 1/8 are off by (1/8)/sqrt(12) in the root mean square,
+// which is 0.0236 of the values' own. An expert multiplies two projections of such rows, gate and up, whose errors are
+// independent: sqrt(2) * 0.0236 = 0.033, and the rounding of the output to bf16 adds nothing that shows.
 double error_limit(DispatchDtype dtype) {
-  return dtype == DispatchDtype::kFp8 ? 2e-2 : 4e-3;
+  return dtype == DispatchDtype::kFp8 ? 4e-2 : 4e-3;
 }
 
 // [rows received per rank] [times per rank and round] [output of all ranks]
