@@ -21,6 +21,8 @@ if(NOT CMAKE_CUDA_COMPILER)
                       "install the CUDA toolkit, or configure with TOKENYARD_CUDA=OFF")
 endif()
 enable_language(CUDA)
+# Its static runtime finds the driver when a program first uses it, and programs start without one.
+find_package(CUDAToolkit 12.5 REQUIRED)
 # CMake 3.25 does not know how nvcc 13 spells the standard.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

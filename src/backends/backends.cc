@@ -61,7 +61,7 @@ const BackendInfo& find_backend(const BackendConfig& config) {
 
 Support probe(const BackendInfo& backend) {
   if (!backend.moves_tokens) return {Support::State::kUnusable, std::string(backend.unusable_reason)};
-  return fabric::fabrics().front().probe();
+  return fabric::find_fabric(DeviceKind::kCpu).probe();
 }
 
 std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks) {

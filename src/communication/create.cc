@@ -175,8 +175,9 @@ void Core::make_window() {
   std::unique_ptr<fabric::Window> queue_window;
   if (makes_queues) queues_.reset();
   all_or_none([&] {
-    window_ = fabric::fabrics().front().allocate(layout_.bytes());
-    if (makes_queues) queue_window = fabric::fabrics().front().allocate(queue_layout.bytes());
+    const fabric::FabricInfo& fabric = fabric::find_fabric(DeviceKind::kCpu);
+    window_ = fabric.allocate({.bytes = layout_.bytes()});
+    if (makes_queues) queue_window = fabric.allocate({.bytes = queue_layout.bytes()});
   });
   if (makes_queues) all_or_none([&] { queue_window->connect(group_, deadline); });
   all_or_none([&] {

@@ -13,8 +13,17 @@
 
 #include "tokenyard/backends.h"
 #include "tokenyard/group.h"
+#include "tokenyard/tensor.h"
 
 namespace tokenyard::fabric {
+
+struct WindowRequest {
+  std::int64_t bytes = 0;
+  Device device{};
+  // For fabrics of device memory: pinned host memory that every rank's device maps, for ranks whose devices do not
+  // reach each other. All ranks must ask for it, or none.
+  bool allow_mapped_host = false;
+};
 
 class Window {
  public:
@@ -34,17 +43,22 @@ class Window {
   // rank only by other means, which engines must then use: none may assume load/store reach.
   [[nodiscard]] virtual std::byte* peer(int rank) const = 0;
   [[nodiscard]] virtual std::int64_t bytes() const = 0;
+  // Whose loads and stores `own` and `peer` are for.
+  [[nodiscard]] virtual Device device() const = 0;
 };
 
 struct FabricInfo {
   std::string_view name;
   std::string_view description;
-  Support (*probe)();
+  DeviceKind kind;     // what its windows are for
+  Support (*probe)();  // never throws
   // Local: zeroed memory, or an Error with the reason.
-  std::unique_ptr<Window> (*allocate)(std::int64_t bytes);
+  std::unique_ptr<Window> (*allocate)(const WindowRequest& request);
 };
 
 // Every fabric of this build, in order of preference.
 [[nodiscard]] std::span<const FabricInfo> fabrics();
+// The first of that kind. Throws kUnsupported when this build has none.
+[[nodiscard]] const FabricInfo& find_fabric(DeviceKind kind);
 
 }  // namespace tokenyard::fabric

@@ -11,7 +11,7 @@
 
 #include "tokenyard/group.h"
 
-#include "fabric/host/descriptor_exchange.h"
+#include "fabric/descriptor_exchange.h"
 #include "support/errors.h"
 #include "system/segment.h"
 #include "unit/group_helpers.h"
@@ -21,7 +21,7 @@ namespace tokenyard {
 namespace {
 
 using namespace testing_groups;
-using fabric::host::exchange_descriptors;
+using fabric::exchange_descriptors;
 using system::FileDescriptor;
 using system::Segment;
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/host/host_window.h"
 
-#include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tokenyard/error.h"
 
-#include "fabric/host/descriptor_exchange.h"
+#include "fabric/descriptor_exchange.h"
+#include "fabric/gather_exports.h"
 #include "system/process.h"
 #include "system/segment.h"
 
@@ -31,7 +32,8 @@ class HostWindow final : public Window {
   explicit HostWindow(std::int64_t bytes) : own_(std::make_shared<system::Segment>(system::Segment::create(bytes))) {}
 
   void connect(const Group& group, std::chrono::milliseconds deadline) override {
-    const std::vector<Export> exports = exchange_exports(group, deadline);
+    const Export mine{system::process_nonce(), own_->bytes(), &own_};
+    const std::vector<Export> exports = gather_exports(group, mine, deadline);
     std::vector<char> foreign(exports.size());
     bool any_foreign = false;
     for (std::size_t rank = 0; rank < exports.size(); ++rank) {
@@ -59,39 +61,29 @@ class HostWindow final : public Window {
 
   [[nodiscard]] std::int64_t bytes() const override { return own_->bytes(); }
 
- private:
-  std::vector<Export> exchange_exports(const Group& group, std::chrono::milliseconds deadline) const {
-    const Export mine{system::process_nonce(), own_->bytes(), &own_};
-    const auto gathered = group.all_gather(std::as_bytes(std::span(&mine, 1)), deadline);
-    std::vector<Export> exports(gathered.size());
-    for (std::size_t rank = 0; rank < gathered.size(); ++rank) {
-      if (gathered[rank].size() != sizeof(Export)) {
-        throw Error(ErrorCode::kMismatch,
-                    "rank " + std::to_string(rank) + " described its window in " +
-                        std::to_string(gathered[rank].size()) + " bytes instead of " + std::to_string(sizeof(Export)) +
-                        "; do all ranks run the same build?",
-                    group.rank(), static_cast<int>(rank));
-      }
-      std::memcpy(&exports[rank], gathered[rank].data(), sizeof(Export));
-    }
-    return exports;
-  }
+  [[nodiscard]] Device device() const override { return {}; }
 
+ private:
   SharedSegment own_;
   std::vector<SharedSegment> segments_;
 };
 
 }  // namespace
 
-std::unique_ptr<Window> allocate_host_window(std::int64_t bytes) {
-  return std::make_unique<HostWindow>(bytes);
+std::unique_ptr<Window> allocate_host_window(const WindowRequest& request) {
+  if (request.device.kind != DeviceKind::kCpu) {
+    throw Error(ErrorCode::kInvalidArgument, "the host fabric was asked for memory of device " +
+                                                 std::to_string(request.device.index) +
+                                                 " of another kind; it has only host memory");
+  }
+  return std::make_unique<HostWindow>(request.bytes);
 }
 
 Support probe_host_fabric() {
   try {
     (void)system::Segment::create(1);
     return {};
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     return {Support::State::kUnusable, error.what()};
   }
 }

@@ -4,19 +4,19 @@
 // or die, while others still look at it; the last one to go frees it.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "fabric/window.h"
 
 namespace tokenyard::fabric::host {
 
-std::unique_ptr<Window> allocate_host_window(std::int64_t bytes);
+std::unique_ptr<Window> allocate_host_window(const WindowRequest& request);
 Support probe_host_fabric();
 
 inline constexpr FabricInfo kHostFabric{
     .name = "host",
     .description = "threads by direct pointer, processes of one host by shared memory files",
+    .kind = DeviceKind::kCpu,
     .probe = probe_host_fabric,
     .allocate = allocate_host_window,
 };

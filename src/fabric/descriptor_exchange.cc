@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fabric/host/descriptor_exchange.h"
+#include "fabric/descriptor_exchange.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -24,7 +24,7 @@
 #include "system/system_error.h"
 #include "system/unix_socket.h"
 
-namespace tokenyard::fabric::host {
+namespace tokenyard::fabric {
 
 namespace {
 
@@ -375,4 +375,4 @@ std::vector<FileDescriptor> exchange_descriptors(const Group& group,
   return Exchange(options, std::move(listener), roster, static_cast<std::size_t>(group.num_ranks())).run(end);
 }
 
-}  // namespace tokenyard::fabric::host
+}  // namespace tokenyard::fabric

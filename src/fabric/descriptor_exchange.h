@@ -12,7 +12,7 @@
 
 #include "system/file_descriptor.h"
 
-namespace tokenyard::fabric::host {
+namespace tokenyard::fabric {
 
 // Entry p is a descriptor of rank p's `own_fd`; the own entry is invalid. `wanted`, when not empty, has an entry per
 // rank: descriptors are exchanged only with ranks marked nonzero (those of other processes), and rank i must want j
@@ -26,4 +26,4 @@ namespace tokenyard::fabric::host {
                                                                        std::span<const char> wanted,
                                                                        std::chrono::milliseconds deadline);
 
-}  // namespace tokenyard::fabric::host
+}  // namespace tokenyard::fabric
