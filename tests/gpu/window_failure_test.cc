@@ -29,7 +29,6 @@ using fabric::Window;
 using fabric::WindowRequest;
 using fabric::cuda::require;
 using support::check;
-using support::check_eq;
 using support::check_throws;
 using support::RankKind;
 

@@ -21,7 +21,6 @@ namespace tokenyard::gpu_tests {
 namespace {
 
 using fabric::find_fabric;
-using fabric::Window;
 using fabric::WindowRequest;
 using fabric::cuda::require;
 using support::check;

@@ -54,8 +54,8 @@ class Mapping {
   Mapping(const Context& context, const Allocation& allocation);
 
   [[nodiscard]] std::byte* data() const {
-    return reinterpret_cast<std::byte*>(
-        range_.get().address);  // NOLINT(performance-no-int-to-ptr): CUDA's address type
+    // CUDA's type for addresses is an integer. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return reinterpret_cast<std::byte*>(range_.get().address);
   }
 
  private:
