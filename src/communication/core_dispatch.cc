@@ -161,7 +161,7 @@ Layout Core::layout(const TensorView& topk_ids, int num_experts) {
                                           " tokens and max_tokens_per_rank is " +
                                           std::to_string(params.max_tokens_per_rank));
   }
-  check_rows(topk_ids, "topk_ids", topk_ids.shape[0]);
+  check_rows(limits_, topk_ids, "topk_ids", topk_ids.shape[0]);
   Route& route = take_route();
   const Handle keeper(pool_, &route);  // gives the route back at the end
   if (sub_rounds_) {

@@ -80,6 +80,7 @@ TensorView Received::shaped(const PayloadKind& kind, const engine::OutputPlane& 
   TensorView view;
   view.data = places.data;
   view.dtype = kind.dtype;
+  view.device = limits_.device;
   const auto add = [&](std::int64_t extent, std::int64_t stride_bytes) {
     const auto at = static_cast<std::size_t>(view.num_dims++);
     view.shape[at] = extent;
@@ -131,7 +132,7 @@ TensorView Received::place_plane(Route& route, int plane, const TensorView& into
     return output;
   }
   if (allocate && !views_only()) {
-    std::byte* memory = allocate_output(allocate, route.rows_shown * bytes_of_row(kind));
+    std::byte* memory = allocate_output(allocate, route.rows_shown * bytes_of_row(kind), limits_.device);
     places = dense_places(memory, kind, route.rows_per_block);
     return shaped(kind, places, route);
   }
@@ -165,7 +166,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
                                                    "; its rows must be " + std::to_string(bytes_of_row(kind)) +
                                                    " bytes of " + std::string(name(kind.dtype)));
     }
-    blocks ? check_blocks(into, label_of(plane)) : check_rows(into, label_of(plane), into.num_rows());
+    blocks ? check_blocks(limits_, into, label_of(plane)) : check_rows(limits_, into, label_of(plane), into.num_rows());
     if (blocked()) check_room(into, route, blocks, label_of(plane));
   }
 }

@@ -32,7 +32,7 @@ void Received::check_stats_into(const Route& route, const TensorView& stats) con
   if (!stats.defined()) return;
   const bool shaped = stats.dtype == Dtype::kI32 && stats.num_dims == 2 && stats.shape[0] == limits_.num_ranks &&
                       stats.shape[1] == route.num_stats && stats.contiguous();
-  if (shaped && route.num_stats > 0) return check_rows(stats, "into->eplb_gathered_stats", limits_.num_ranks);
+  if (shaped && route.num_stats > 0) return check_rows(limits_, stats, "into->eplb_gathered_stats", limits_.num_ranks);
   throw Error(ErrorCode::kInvalidArgument, "into->eplb_gathered_stats is " + stats.describe() +
                                                "; it must be a contiguous i32[" + std::to_string(limits_.num_ranks) +
                                                ", " + std::to_string(route.num_stats) +
@@ -49,7 +49,9 @@ TensorView Received::place_stats(Route& route, const DispatchOptions& options) {
   }
   route.request.outputs.stats = to;
   route.request.outputs.num_stats = route.num_stats;
-  return {to, Dtype::kI32, {limits_.num_ranks, route.num_stats}};
+  TensorView stats(to, Dtype::kI32, {limits_.num_ranks, route.num_stats});
+  stats.device = limits_.device;
+  return stats;
 }
 
 }  // namespace tokenyard::communication

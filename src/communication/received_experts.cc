@@ -59,6 +59,7 @@ void Received::finish_experts(Route& route, const DispatchOptions& options, Disp
 TensorView Received::combine_buffer(const Route& route, Dtype dtype) const {
   TensorView view(expert_buffers_[static_cast<std::size_t>(route.buffer)].combine.get(), dtype,
                   {route.num_blocks, route.rows_per_block, limits_.params.hidden_size});
+  view.device = limits_.device;
   const std::int64_t row_stride = combine_stride_ / size_of(dtype);
   view.strides[0] = row_stride * route.rows_per_block;
   view.strides[1] = row_stride;
