@@ -122,6 +122,7 @@ TensorView Received::place_plane(Route& route, int plane, const TensorView& into
   const auto at = static_cast<std::size_t>(plane);
   const PayloadKind& kind = route.kinds[at];
   engine::OutputPlane& places = route.request.outputs.planes[at];
+  places = {};
   if (route.request.payloads[at].row_bytes == 0) {
     // A payload of no bytes is still a payload.
     return kind.num_inner > 0 && !by_expert() ? window_view(route, plane) : TensorView{};
@@ -186,11 +187,11 @@ Received::Outcome Received::place(Route& route,
                                   DispatchResult& result) {
   route.rows_shown = rows_shown(route);
   engine::DispatchOutputs& outputs = route.request.outputs;
-  outputs = {};
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
   for (int plane = 0; plane < num_planes && !blocked(); ++plane) {
     const TensorView into = wanted(options, plane);
     if (into.defined() && into.num_rows() < route.rows_shown) {
+      outputs = {};
       return {.needed_rows = route.rows_shown, .has_views = true};
     }
   }

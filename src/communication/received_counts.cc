@@ -40,6 +40,7 @@ void Received::check_stats_into(const Route& route, const TensorView& stats) con
 }
 
 TensorView Received::place_stats(Route& route, const DispatchOptions& options) {
+  route.request.outputs.stats = nullptr;
   if (route.num_stats == 0) return {};
   std::int32_t* to = stats_.data();
   if (options.into != nullptr && options.into->eplb_gathered_stats.defined()) {

@@ -50,7 +50,7 @@ struct OutputPlane {
   std::int64_t block_stride = 0;  // bytes; 0 for results without blocks
   std::int64_t row_stride = 0;    // bytes
   std::int64_t row_bytes = 0;     // to write of each row
-  Dtype dtype = Dtype::kU8;       // i32 or i64 for the ids that routing made i32
+  Dtype dtype{};                  // i32 or i64 for the ids that routing made i32
   bool own = false;               // the communication's own memory, which nobody else writes to
 
   TOKENYARD_HD constexpr std::byte* at(std::int64_t block, std::int64_t row) const {

@@ -11,18 +11,22 @@
 namespace tokenyard::engine::host {
 namespace {
 
-void store_id(std::byte* row, std::size_t slot, Dtype dtype, std::int64_t id) {
-  if (dtype == Dtype::kI64) {
+// `id_at(slot)` for every slot of a row.
+template <class Id, class IdAt>
+void store_ids(std::byte* row, std::size_t top_k, IdAt&& id_at) {
+  for (std::size_t slot = 0; slot < top_k; ++slot) {
+    const auto id = static_cast<Id>(id_at(slot));
     std::memcpy(row + slot * sizeof(id), &id, sizeof(id));
-  } else {
-    const auto narrow = static_cast<std::int32_t>(id);
-    std::memcpy(row + slot * sizeof(narrow), &narrow, sizeof(narrow));
   }
 }
 
-void fill_row(std::byte* row, std::int64_t top_k, Dtype dtype, std::int64_t id) {
-  for (std::int64_t slot = 0; slot < top_k; ++slot)
-    store_id(row, static_cast<std::size_t>(slot), dtype, id);
+template <class IdAt>
+void store_ids(std::byte* row, std::size_t top_k, Dtype dtype, IdAt&& id_at) {
+  dtype == Dtype::kI64 ? store_ids<std::int64_t>(row, top_k, id_at) : store_ids<std::int32_t>(row, top_k, id_at);
+}
+
+void fill_row(std::byte* row, std::size_t top_k, Dtype dtype, std::int64_t id) {
+  store_ids(row, top_k, dtype, [id](std::size_t) { return id; });
 }
 
 const std::int32_t* wire_ids_of(const Round& round, std::int64_t source, std::int64_t row) {
@@ -43,8 +47,6 @@ HostOutputs::HostOutputs(const Setup& setup, const WindowView& own) : setup_(set
 }
 
 void HostOutputs::fill(const DispatchOutputs& outputs, Round& round) {
-  first_expert_ = protocol::first_local_expert(setup_.params.num_experts, setup_.num_ranks, setup_.rank);
-  num_experts_ = protocol::num_local_experts(setup_.params.num_experts, setup_.num_ranks, setup_.rank);
   const bool routed = protocol::routed(setup_.spec.placement);
   for (int plane = 0; plane < protocol::kMaxPlanes; ++plane) {
     const OutputPlane& to = outputs.planes[static_cast<std::size_t>(plane)];
@@ -80,25 +82,24 @@ void HostOutputs::copy_rows(const OutputPlane& to, const Round& round, int plane
   });
 }
 
-std::int32_t HostOutputs::local_expert(std::int32_t wire_id) const {
-  const std::int32_t local = wire_id - first_expert_;
-  return wire_id >= 0 && local >= 0 && local < num_experts_ ? local : -1;
-}
-
-std::int64_t HostOutputs::shown_id(std::int32_t wire_id) const {
-  if (setup_.spec.ids == protocol::IdView::kGlobal) return wire_id < 0 ? setup_.params.invalid_expert_id : wire_id;
-  return local_expert(wire_id);
+HostOutputs::LocalExperts HostOutputs::local_experts() const {
+  return {protocol::first_local_expert(setup_.params.num_experts, setup_.num_ranks, setup_.rank),
+          protocol::num_local_experts(setup_.params.num_experts, setup_.num_ranks, setup_.rank)};
 }
 
 void HostOutputs::fill_ids(const DispatchOutputs& outputs, const Round& round) {
   clear_ids(outputs, round);
   const OutputPlane& ids = outputs.planes[protocol::kIdsPlane];
   const auto top_k = static_cast<std::size_t>(setup_.params.top_k);
+  const bool global = setup_.spec.ids == protocol::IdView::kGlobal;
+  const std::int64_t invalid = setup_.params.invalid_expert_id;
+  const LocalExperts experts = local_experts();
   for_each_row(round, [&](std::int64_t source, std::int64_t row) {
     const std::int32_t* wire = wire_ids_of(round, source, row);
-    std::byte* to = ids.at(source, row);
-    for (std::size_t slot = 0; slot < top_k; ++slot)
-      store_id(to, slot, ids.dtype, shown_id(wire[slot]));
+    store_ids(ids.at(source, row), top_k, ids.dtype, [=](std::size_t slot) -> std::int64_t {
+      if (global) return wire[slot] < 0 ? invalid : wire[slot];
+      return experts.index_of(wire[slot]);
+    });
   });
 }
 
@@ -106,7 +107,7 @@ void HostOutputs::fill_ids(const DispatchOutputs& outputs, const Round& round) {
 // far as the rounds before can have filled them, so a small round in a large window costs little.
 void HostOutputs::clear_ids(const DispatchOutputs& outputs, const Round& round) {
   const OutputPlane& ids = outputs.planes[protocol::kIdsPlane];
-  const std::int64_t top_k = setup_.params.top_k;
+  const auto top_k = static_cast<std::size_t>(setup_.params.top_k);
   if (protocol::counts_first(setup_.spec.placement)) {
     for (std::int64_t row = rows_kept(round); row < outputs.rows_shown; ++row)
       fill_row(ids.at(0, row), top_k, ids.dtype, -1);
@@ -132,13 +133,14 @@ void HostOutputs::fill_weights(const DispatchOutputs& outputs, const Round& roun
   const std::size_t element = row_bytes / top_k;
   const bool has_ids = round.planes.planes[protocol::kIdsPlane].row_bytes > 0;
   const bool local_only = setup_.spec.ids == protocol::IdView::kLocal && has_ids;
+  const LocalExperts experts = local_experts();
   for_each_row(round, [&](std::int64_t source, std::int64_t row) {
     std::byte* to = weights.at(source, row);
     std::memcpy(to, round.received_row(protocol::kWeightsPlane, source, row), row_bytes);
     if (!local_only) return;
     const std::int32_t* wire = wire_ids_of(round, source, row);
     for (std::size_t slot = 0; slot < top_k; ++slot) {
-      if (local_expert(wire[slot]) < 0) std::memset(to + slot * element, 0, element);
+      if (experts.index_of(wire[slot]) < 0) std::memset(to + slot * element, 0, element);
     }
   });
   if (!protocol::counts_first(setup_.spec.placement)) return;
@@ -154,13 +156,15 @@ void HostOutputs::gather_stats(const DispatchOutputs& outputs) const {
 }
 
 void HostOutputs::count_experts(Round& round) {
-  round.rows_per_expert.assign(static_cast<std::size_t>(num_experts_), 0);
-  last_row_.assign(static_cast<std::size_t>(num_experts_), -1);
+  const LocalExperts experts = local_experts();
+  const int top_k = setup_.params.top_k;
+  round.rows_per_expert.assign(static_cast<std::size_t>(experts.count), 0);
+  last_row_.assign(static_cast<std::size_t>(experts.count), -1);
   std::int64_t index = 0;
   for_each_row(round, [&](std::int64_t source, std::int64_t row) {
     const std::int32_t* wire = wire_ids_of(round, source, row);
-    for (int slot = 0; slot < setup_.params.top_k; ++slot) {
-      const std::int32_t local = local_expert(wire[slot]);
+    for (int slot = 0; slot < top_k; ++slot) {
+      const std::int32_t local = experts.index_of(wire[slot]);
       if (local < 0) continue;
       const auto expert = static_cast<std::size_t>(local);
       if (last_row_[expert] == index) continue;  // the same expert twice in one token is one row

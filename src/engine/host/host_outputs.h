@@ -19,6 +19,17 @@ class HostOutputs {
   void fill(const DispatchOutputs& outputs, Round& round);
 
  private:
+  struct LocalExperts {
+    std::int32_t first = 0;
+    std::int32_t count = 0;
+
+    // -1: another rank's, or none.
+    [[nodiscard]] std::int32_t index_of(std::int32_t wire_id) const {
+      const std::int32_t index = wire_id - first;
+      return wire_id >= 0 && index >= 0 && index < count ? index : -1;
+    }
+  };
+
   void copy_rows(const OutputPlane& to, const Round& round, int plane) const;
   void fill_ids(const DispatchOutputs& outputs, const Round& round);
   void clear_ids(const DispatchOutputs& outputs, const Round& round);
@@ -30,14 +41,10 @@ class HostOutputs {
   // arguments of Round::received_row.
   template <class Visit>
   void for_each_row(const Round& round, Visit&& visit) const;
-  // Of the experts of this rank; -1: none of them.
-  [[nodiscard]] std::int32_t local_expert(std::int32_t wire_id) const;
-  [[nodiscard]] std::int64_t shown_id(std::int32_t wire_id) const;
+  [[nodiscard]] LocalExperts local_experts() const;
 
   const Setup& setup_;
   WindowView own_;
-  std::int32_t first_expert_ = 0;
-  std::int32_t num_experts_ = 0;
   // Rank major: how far the communication's own ids hold other things than invalid ids, per source, and in which dtype.
   std::vector<std::int64_t> filled_;
   Dtype filled_dtype_ = Dtype::kI32;
