@@ -72,13 +72,13 @@ void HostEngine::copy_to_experts(const DispatchRequest& request,
   const int top_k = setup_.params.top_k;
   const std::int64_t rows_per_expert = setup_.layout.combine_rows();
   const std::int32_t* picks = round.experts.picks.data() + (source * setup_.layout.shape().max_tokens + token) * top_k;
-  for (int slot = 0; slot < top_k; ++slot) {
-    if (picks[slot] < 0 || std::find(picks, picks + slot, picks[slot]) != picks + slot) continue;
-    for (const int index : {int{protocol::kHiddenPlane}, int{protocol::kScalePlane}}) {
-      const OutputPlane& to = request.outputs.planes[static_cast<std::size_t>(index)];
-      if (to.data == nullptr) continue;
-      copy_lane_row(to.at(picks[slot] / rows_per_expert, picks[slot] % rows_per_expert),
-                    round.received_row(index, source, token), to.row_bytes, false);
+  for (const int index : {int{protocol::kHiddenPlane}, int{protocol::kScalePlane}}) {
+    const OutputPlane to = request.outputs.planes[static_cast<std::size_t>(index)];
+    if (to.data == nullptr) continue;
+    const std::byte* from = round.received_row(index, source, token);
+    for (int slot = 0; slot < top_k; ++slot) {
+      if (picks[slot] < 0 || std::find(picks, picks + slot, picks[slot]) != picks + slot) continue;
+      copy_lane_row(to.at(picks[slot] / rows_per_expert, picks[slot] % rows_per_expert), from, to.row_bytes, false);
     }
   }
 }
