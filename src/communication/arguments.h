@@ -44,14 +44,16 @@ void check_tensor(const TensorView& tensor, std::string_view what);
 // All of a dispatch's; nothing else may look at them before.
 void check_tensors(const DispatchInput& input);
 
-// A tensor that the library reads or writes row by row: host memory, rows of contiguous elements, aligned, not null
-// unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate nothing.
-void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows);
+// A tensor that the library reads or writes row by row: memory of Limits::device, rows of contiguous elements, aligned,
+// not null unless empty. `what` names it in messages, which are made only when something is wrong: rounds allocate
+// nothing.
+void check_rows(const Limits& limits, const TensorView& tensor, std::string_view what, std::int64_t num_rows);
 
 // The same of [blocks, rows, ...], where blocks may lie between each other's rows.
-void check_blocks(const TensorView& tensor, std::string_view what);
+void check_blocks(const Limits& limits, const TensorView& tensor, std::string_view what);
 
 // A list of the caller's that the library writes to, or a tensor that is not given.
-void check_list(const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries);
+void check_list(
+    const Limits& limits, const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries);
 
 }  // namespace tokenyard::communication

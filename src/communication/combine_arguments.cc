@@ -35,13 +35,13 @@ void check_expert_output(const Limits& limits, const TensorView& rows, const Rou
   const bool blocks = protocol::space_per_source(limits.plan.spec.placement);
   if (rows.num_dims == 3 && blocks) {
     check_shape_in_blocks(rows, route);
-    check_blocks(rows, "expert_output");
+    check_blocks(limits, rows, "expert_output");
   } else {
     if (rows.num_dims != 2) refuse("expert_output is " + rows.describe() + "; it must be [rows, hidden]");
     std::int64_t right = std::min(route.round.num_rows, route.round.row_limit);
     if (blocks) right = route.num_blocks * route.rows_per_block;
     // With num_worst_tokens the tail may be handed back as well.
-    check_rows(rows, "expert_output", rows.shape[0] == route.rows_shown ? route.rows_shown : right);
+    check_rows(limits, rows, "expert_output", rows.shape[0] == route.rows_shown ? route.rows_shown : right);
   }
   check_hidden(limits, rows, "expert_output");
 }
@@ -51,7 +51,7 @@ void check_weight_rows(const Limits& limits, const TensorView& weights, std::str
     refuse(std::string(what) + " is " + weights.describe() +
            "; it must be f32[rows, top_k = " + std::to_string(limits.params.top_k) + "]");
   }
-  check_rows(weights, what, num_rows);
+  check_rows(limits, weights, what, num_rows);
 }
 
 // Weights to bring back.
@@ -94,7 +94,7 @@ void check_output(const Limits& limits, const TensorView& output, const Route& r
   check_tensor(output, "output");
   if (!output.defined()) refuse("output is not given; it must be [num_tokens, hidden]");
   if (output.num_dims != 2) refuse("output is " + output.describe() + "; it must be [num_tokens, hidden]");
-  check_rows(output, "output", route.round.num_tokens);
+  check_rows(limits, output, "output", route.round.num_tokens);
   check_hidden(limits, output, "output");
   if (output.shape[1] == route.combine_width) return;
   refuse("output is " + output.describe() + " and the rows of expert_output have " +
@@ -114,7 +114,7 @@ engine::CombineTarget prepare_target(const Limits& limits,
       refuse("`" + std::string(limits.backend->info.name) + "` takes no bias; leave it out");
     }
     if (bias.num_dims != 2) refuse("bias is " + bias.describe() + "; it must be [num_tokens, hidden]");
-    check_rows(bias, "bias", route.round.num_tokens);
+    check_rows(limits, bias, "bias", route.round.num_tokens);
     check_hidden(limits, bias, "bias");
     target.bias[i] = bias;
   }

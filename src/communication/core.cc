@@ -90,7 +90,6 @@ void Core::enter(const Limits& limits) {
   limits_ = limits;
   layout_ = protocol::WindowLayout::of(limits_.plan.shape);
   engine_->reshape(limits_.params, layout_);
-  received_->reshape();
 }
 
 Status Core::poll() const {

@@ -128,6 +128,7 @@ class Core {
   // With a byte budget: the calls that follow are of these shapes. Otherwise nothing changes.
   void enter(const Limits& limits);
   void prepare(const DispatchInput& input, const DispatchOptions& options, Route& route);
+  Status receive(Route& route);
   engine::CombineRequest prepare_combine_half(const Handle& handle,
                                               const CombineInput& input,
                                               const CombineOptions& options,

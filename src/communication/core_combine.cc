@@ -185,6 +185,7 @@ TensorView Core::combine_input(const Handle& handle, Dtype dtype) {
   TensorView view;
   view.data = window_->own() + layout_.combine_row(0);
   view.dtype = dtype;
+  view.device = limits_.device;
   const auto add = [&view](std::int64_t extent, std::int64_t stride) {
     const auto at = static_cast<std::size_t>(view.num_dims++);
     view.shape[at] = extent;
@@ -211,6 +212,7 @@ TensorView Core::combine_input(std::int64_t num_rows, Dtype dtype) {
                      !between_combine_halves();
   if (!there || !engine_->fault().ok() || !engine_->acquire_combine_section().ok()) return {};
   TensorView view(window_->own() + layout_.combine_row(0), dtype, {num_rows, params().hidden_size});
+  view.device = limits_.device;
   view.strides[0] = layout_.combine_stride() / size_of(dtype);
   return view;
 }

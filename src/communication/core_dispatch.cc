@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <exception>
 
 #include "communication/core.h"
 #include "communication/misuse.h"
@@ -94,36 +95,53 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   } catch (const Error& error) {
     throw with_rank(error);  // nothing was received; the call may be repeated
   }
-  if (route.state == RouteState::kSent) {
-    Status status;
-    received_->place_expert_rows(route, options, options_.allocate_output, result);
-    try {
-      if (!route.landed) status = engine_->dispatch_receive(route.request, route.round);
-    } catch (const Error& error) {
-      end_round(route, RouteState::kAborted);
-      throw with_rank(error);
-    }
-    if (!status.ok()) {
-      end_round(route, RouteState::kAborted);
-      return status;
-    }
-    route.state = RouteState::kReceived;
-    route.round.row_limit = route.request.row_limit;
-    route.round.tokens_per_rank = route.request.tokens_per_rank;
+  route.round.row_limit = route.request.row_limit;
+  route.round.tokens_per_rank = route.request.tokens_per_rank;
+  Received::Outcome outcome;
+  std::exception_ptr refused;  // thrown when the rows are here, so that the handle can be received again or combined
+  try {
+    received_->check_into(route, options);
+    outcome = received_->place(route, options, options_.allocate_output, result);
+  } catch (...) {
+    refused = std::current_exception();
+    route.request.outputs = {};
   }
-  received_->check_into(route, options);
-  const Received::Outcome outcome = received_->fill(route, options, options_.allocate_output, result);
+  if (const Status status = receive(route); !status.ok()) return status;
+  if (refused != nullptr) std::rethrow_exception(refused);
   if (outcome.needed_rows > 0) {
     return {.code = StatusCode::kOverflow,
             .fault = {.rank = limits_.rank, .phase = Phase::kDispatch, .epoch = route.round.epoch},
             .needed_rows = outcome.needed_rows};
   }
+  received_->finish(route, options, result);
   if (!outcome.has_views) {
     release_views(route);
   } else if (limits_.plan.spec.transport == protocol::Transport::kQueue) {
     engine_->release(route.round);  // the views are of this rank's own memory
   }
   return {};
+}
+
+// Waits for the rows unless they are here, and has the outputs written that were placed. After an overflow, or where
+// the caller's tensors or memory were refused, there are none: the rows then wait in the window.
+Status Core::receive(Route& route) {
+  Status status;
+  try {
+    if (route.state == RouteState::kReceived || route.landed) {
+      engine_->fill(route.request, route.round);
+    } else {
+      status = engine_->dispatch_receive(route.request, route.round);
+    }
+  } catch (const Error& error) {
+    end_round(route, RouteState::kAborted);
+    throw with_rank(error);
+  }
+  if (status.ok()) {
+    route.state = RouteState::kReceived;
+  } else {
+    end_round(route, RouteState::kAborted);
+  }
+  return status;
 }
 
 Layout Core::layout(const TensorView& topk_ids, int num_experts) {
@@ -143,7 +161,7 @@ Layout Core::layout(const TensorView& topk_ids, int num_experts) {
                                           " tokens and max_tokens_per_rank is " +
                                           std::to_string(params.max_tokens_per_rank));
   }
-  check_rows(topk_ids, "topk_ids", topk_ids.shape[0]);
+  check_rows(limits_, topk_ids, "topk_ids", topk_ids.shape[0]);
   Route& route = take_route();
   const Handle keeper(pool_, &route);  // gives the route back at the end
   if (sub_rounds_) {

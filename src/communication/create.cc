@@ -195,7 +195,7 @@ void Core::make_window() {
                                               .queues = queues_.get(),
                                               .queue_user = queue_agreement_.user},
                                              *window_);
-    received_ = std::make_unique<Received>(limits_, layout_, window_->own());
+    received_ = std::make_unique<Received>(limits_, layout_);
     pool_ = std::make_shared<HandlePool>();
     pool_->core = this;
   });

@@ -27,9 +27,9 @@ void refuse_unless(bool taken, bool given, const Limits& limits, std::string_vie
   if (given && !taken) refuse(quoted(limits) + " takes no " + std::string(what) + "; leave it out");
 }
 
-void add_payload(Route& route, int plane, const TensorView& tensor, std::string_view what) {
+void add_payload(const Limits& limits, Route& route, int plane, const TensorView& tensor, std::string_view what) {
   if (!tensor.defined()) return;
-  check_rows(tensor, what, route.request.num_tokens);
+  check_rows(limits, tensor, what, route.request.num_tokens);
   if (tensor.num_dims > 3) refuse(std::string(what) + " is " + tensor.describe() + "; at most 3 dimensions travel");
   const auto at = static_cast<std::size_t>(plane);
   route.request.payloads[at] = {static_cast<const std::byte*>(tensor.data), tensor.row_bytes(),
@@ -164,7 +164,7 @@ void check_stats(const Limits& limits, const DispatchInput& input) {
     refuse("eplb_local_stats has " + std::to_string(stats.shape[0]) + " entries; " + quoted(limits) +
            " takes statistics of all " + std::to_string(room) + " experts");
   }
-  check_rows(stats, "eplb_local_stats", stats.shape[0]);
+  check_rows(limits, stats, "eplb_local_stats", stats.shape[0]);
 }
 
 // Ids that routing turns into i32 may have another dtype on every rank.
@@ -270,8 +270,8 @@ void plan_payload_planes(const Limits& limits, Route& route) {
 
 void check_statistics(const Limits& limits, const DispatchOptions& options) {
   const int experts = num_local_experts(limits.params, limits.rank, limits.num_ranks);
-  check_list(options.routes_per_expert, "routes_per_expert", Dtype::kI32, experts);
-  check_list(options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
+  check_list(limits, options.routes_per_expert, "routes_per_expert", Dtype::kI32, experts);
+  check_list(limits, options.wait_per_source, "wait_per_source", Dtype::kI64, limits.num_ranks);
 }
 
 void check_dispatch_options(const Limits& limits, const DispatchInput& input, const DispatchOptions& options) {
@@ -338,13 +338,13 @@ void prepare_dispatch(const Limits& limits,
   check_tokens_per_rank(limits, options, route.request.num_tokens);
   check_runtime_max(limits, options, route.request.num_tokens);
 
-  add_payload(route, protocol::kHiddenPlane, input.hidden_states, "hidden_states");
-  add_payload(route, protocol::kScalePlane, input.hidden_states_scale, "hidden_states_scale");
-  add_payload(route, protocol::kIdsPlane, input.topk_ids, "topk_ids");
-  add_payload(route, protocol::kWeightsPlane, input.topk_weights, "topk_weights");
-  add_payload(route, protocol::kLogitsPlane, input.router_logits, "router_logits");
+  add_payload(limits, route, protocol::kHiddenPlane, input.hidden_states, "hidden_states");
+  add_payload(limits, route, protocol::kScalePlane, input.hidden_states_scale, "hidden_states_scale");
+  add_payload(limits, route, protocol::kIdsPlane, input.topk_ids, "topk_ids");
+  add_payload(limits, route, protocol::kWeightsPlane, input.topk_weights, "topk_weights");
+  add_payload(limits, route, protocol::kLogitsPlane, input.router_logits, "router_logits");
   for (int i = 0; i < route.num_extras; ++i) {
-    add_payload(route, protocol::kFirstExtraPlane + i, input.extra_payloads[static_cast<std::size_t>(i)],
+    add_payload(limits, route, protocol::kFirstExtraPlane + i, input.extra_payloads[static_cast<std::size_t>(i)],
                 "one of extra_payloads");
   }
   if (route.num_stats > 0) {

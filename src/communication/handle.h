@@ -37,7 +37,7 @@ enum class RouteState : std::uint8_t {
 
 struct Route {
   engine::Round round;
-  engine::DispatchRequest request;  // of the dispatch; its pointers are dead after dispatch_send
+  engine::DispatchRequest request;  // of the dispatch; pointers are dead after the half that they are for
   std::array<PayloadKind, protocol::kMaxPlanes> kinds{};
   int num_extras = 0;
   std::int64_t num_stats = 0;

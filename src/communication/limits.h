@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tokenyard/params.h"
+#include "tokenyard/tensor.h"
 
 #include "communication/backend.h"
 
@@ -14,6 +15,7 @@ struct Limits {
   Plan plan{};
   int rank = 0;
   int num_ranks = 1;
+  Device device{};             // whose memory tensors are in: the window's
   bool narrower_rows = false;  // combine may have fewer elements a row than params.hidden_size
 };
 

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cstring>
 #include <string>
 
 #include "tokenyard/error.h"
 
-#include "communication/received_rows.h"
+#include "communication/row_places.h"
 
 namespace tokenyard::communication {
 namespace {
@@ -51,28 +49,10 @@ TensorView Received::wanted(const DispatchOptions& options, int plane) {
   return extra < options.into->extra_payloads.size() ? options.into->extra_payloads[extra] : TensorView{};
 }
 
-std::int64_t Received::bytes_of_row(const PayloadKind& kind) {
-  std::int64_t bytes = size_of(kind.dtype);
-  for (int i = 0; i < kind.num_inner; ++i)
-    bytes *= kind.inner[static_cast<std::size_t>(i)];
-  return bytes;
-}
-
-Received::Received(const Limits& limits, const protocol::WindowLayout& layout, std::byte* window)
-    : limits_(limits), layout_(layout), window_(window) {
-  reshape();
-  const auto ranks = static_cast<std::size_t>(limits.num_ranks);
-  stats_.resize(ranks * static_cast<std::size_t>(layout.shape().stats_entries));
-  if (protocol::by_expert(limits.plan.spec.placement)) make_expert_buffers();
-  if (!own_copy(protocol::kIdsPlane)) return;
-  make_room(layout.combine_rows());
-  filled_.assign(ranks, layout.shape().max_tokens);
-}
-
-void Received::reshape() {
-  first_expert_ = first_local_expert(limits_.params, limits_.rank, limits_.num_ranks);
-  num_experts_ = num_local_experts(limits_.params, limits_.rank, limits_.num_ranks);
-  last_row_.resize(static_cast<std::size_t>(num_experts_));
+Received::Received(const Limits& limits, const protocol::WindowLayout& layout) : limits_(limits), layout_(layout) {
+  stats_.resize(static_cast<std::size_t>(limits.num_ranks) * static_cast<std::size_t>(layout.shape().stats_entries));
+  if (by_expert()) make_expert_buffers();
+  if (own_copy(protocol::kIdsPlane)) make_room(layout.combine_rows());
 }
 
 void Received::make_room(std::int64_t rows) {
@@ -81,8 +61,12 @@ void Received::make_room(std::int64_t rows) {
   if (weights_.size() < picks * sizeof(float)) weights_.resize(picks * sizeof(float));
 }
 
+bool Received::shows(int plane) const {
+  return !by_expert() || plane == protocol::kHiddenPlane || plane == protocol::kScalePlane;
+}
+
 bool Received::own_copy(int plane) const {
-  return protocol::routed(limits_.plan.spec.placement) && !protocol::by_expert(limits_.plan.spec.placement) &&
+  return protocol::routed(limits_.plan.spec.placement) && !by_expert() &&
          (plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane);
 }
 
@@ -91,19 +75,12 @@ std::int64_t Received::rows_shown(const Route& route) const {
   return route.num_worst_tokens.value_or(route.round.num_rows);
 }
 
-const std::byte* Received::window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const {
-  const protocol::Plane& at = route.round.planes.planes[static_cast<std::size_t>(plane)];
-  return route.round.rows + source * route.round.space_stride + at.offset + row * at.stride;
-}
-
-TensorView Received::shaped(const PayloadKind& kind,
-                            const RowPlaces& places,
-                            const Route& route,
-                            std::int64_t rows) const {
+TensorView Received::shaped(const PayloadKind& kind, const engine::OutputPlane& places, const Route& route) const {
   const std::int64_t element = size_of(kind.dtype);
   TensorView view;
-  view.data = places.base;
+  view.data = places.data;
   view.dtype = kind.dtype;
+  view.device = limits_.device;
   const auto add = [&](std::int64_t extent, std::int64_t stride_bytes) {
     const auto at = static_cast<std::size_t>(view.num_dims++);
     view.shape[at] = extent;
@@ -113,48 +90,57 @@ TensorView Received::shaped(const PayloadKind& kind,
     add(route.num_blocks, places.block_stride);
     add(route.rows_per_block, places.row_stride);
   } else {
-    add(rows, places.row_stride);
+    add(route.rows_shown, places.row_stride);
   }
   if (kind.num_inner == 2) add(kind.inner[0], kind.inner[1] * element);
   if (kind.num_inner >= 1) add(kind.inner[static_cast<std::size_t>(kind.num_inner) - 1], element);
   return view;
 }
 
-TensorView Received::window_view(const Route& route, int plane, std::int64_t rows) const {
-  const protocol::Plane& at = route.round.planes.planes[static_cast<std::size_t>(plane)];
+TensorView Received::window_view(const Route& route, int plane) const {
+  const auto at = static_cast<std::size_t>(plane);
   // Written through by no one: the view is of memory that the caller may use as it likes until its combine.
-  auto* base = const_cast<std::byte*>(route.round.rows) + at.offset;
-  const RowPlaces places{base, route.round.space_stride, at.stride};
-  return shaped(route.kinds[static_cast<std::size_t>(plane)], places, route, rows);
+  auto* base = const_cast<std::byte*>(route.round.received_row(plane, 0, 0));
+  return shaped(
+      route.kinds[at],
+      {.data = base, .block_stride = route.round.space_stride, .row_stride = route.round.planes.planes[at].stride},
+      route);
 }
 
-TensorView Received::own_view(const Route& route, int plane, std::int64_t rows) {
-  const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
-  const std::int64_t row_bytes = limits_.params.top_k * size_of(kind.dtype);
-  if (!blocked()) make_room(rows);  // with a byte budget nobody knew before
+// In blocks of the size that never changes, so that what rounds before left in them is known.
+engine::OutputPlane Received::own_places(const Route& route, int plane) {
+  if (by_expert()) return expert_places(route, plane);
+  if (!blocked()) make_room(route.rows_shown);  // with a byte budget nobody knew before
   std::byte* memory = plane == protocol::kIdsPlane ? ids_.data() : weights_.data();
-  return shaped(kind, {memory, row_bytes * layout_.shape().max_tokens, row_bytes}, route, rows);
+  engine::OutputPlane places =
+      dense_places(memory, route.kinds[static_cast<std::size_t>(plane)], blocked() ? layout_.shape().max_tokens : 0);
+  places.own = true;
+  return places;
 }
 
-TensorView Received::place(
-    const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate) {
-  const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
-  if (into.defined()) return trimmed(into, kind, route.rows_per_block, rows);
-  if (allocate && !views_only()) {
-    const std::int64_t bytes = rows * bytes_of_row(kind);
-    std::byte* memory = allocate_output(allocate, bytes);
-    return shaped(kind, {memory, route.rows_per_block * bytes_of_row(kind), bytes_of_row(kind)}, route, rows);
+TensorView Received::place_plane(Route& route, int plane, const TensorView& into, const Allocate& allocate) {
+  const auto at = static_cast<std::size_t>(plane);
+  const PayloadKind& kind = route.kinds[at];
+  engine::OutputPlane& places = route.request.outputs.planes[at];
+  places = {};
+  if (route.request.payloads[at].row_bytes == 0) {
+    // A payload of no bytes is still a payload.
+    return kind.num_inner > 0 && !by_expert() ? window_view(route, plane) : TensorView{};
   }
-  has_views_ = true;
-  return own_copy(plane) ? own_view(route, plane, rows) : window_view(route, plane, rows);
-}
-
-void Received::copy_rows(const Route& route, int plane, const TensorView& to) const {
-  const std::int64_t bytes = route.round.planes.planes[static_cast<std::size_t>(plane)].row_bytes;
-  const RowPlaces places = places_of(to, route.kinds[static_cast<std::size_t>(plane)], route.rows_per_block);
-  for_each_received_row(route, layout_, [&](std::int64_t source, std::int64_t row) {
-    std::memcpy(places.at(source, row), window_row(route, plane, source, row), static_cast<std::size_t>(bytes));
-  });
+  if (into.defined()) {
+    const TensorView output = trimmed(into, kind, route.rows_per_block, route.rows_shown);
+    places = places_of(output, kind, route.rows_per_block);
+    return output;
+  }
+  if (allocate && !views_only()) {
+    std::byte* memory = allocate_output(allocate, route.rows_shown * bytes_of_row(kind), limits_.device);
+    places = dense_places(memory, kind, route.rows_per_block);
+    return shaped(kind, places, route);
+  }
+  has_views_ = has_views_ || !by_expert();
+  if (!own_copy(plane) && !by_expert()) return window_view(route, plane);
+  places = own_places(route, plane);
+  return shaped(kind, places, route);
 }
 
 void Received::check_into(const Route& route, const DispatchOptions& options) const {
@@ -164,9 +150,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
     const TensorView into = wanted(options, plane);
     check_tensor(into, label_of(plane));
     if (!into.defined()) continue;
-    const bool routing = plane == protocol::kIdsPlane || plane == protocol::kWeightsPlane;
-    const bool shown = !protocol::by_expert(limits_.plan.spec.placement) || !routing;
-    if (!shown || route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
+    if (!shows(plane) || route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
       throw Error(ErrorCode::kInvalidArgument, std::string(label_of(plane)) + " is given and there is no such output");
     }
     const PayloadKind& kind = route.kinds[static_cast<std::size_t>(plane)];
@@ -183,7 +167,7 @@ void Received::check_into(const Route& route, const DispatchOptions& options) co
                                                    "; its rows must be " + std::to_string(bytes_of_row(kind)) +
                                                    " bytes of " + std::string(name(kind.dtype)));
     }
-    blocks ? check_blocks(into, label_of(plane)) : check_rows(into, label_of(plane), into.num_rows());
+    blocks ? check_blocks(limits_, into, label_of(plane)) : check_rows(limits_, into, label_of(plane), into.num_rows());
     if (blocked()) check_room(into, route, blocks, label_of(plane));
   }
 }
@@ -197,40 +181,37 @@ void Received::check_room(const TensorView& into, const Route& route, bool block
                                                std::to_string(route.rows_per_block) + " rows");
 }
 
-Received::Outcome Received::fill(Route& route,
-                                 const DispatchOptions& options,
-                                 const Allocate& allocate,
-                                 DispatchResult& result) {
-  const std::int64_t rows = rows_shown(route);
-  route.rows_shown = rows;
-  if (protocol::by_expert(limits_.plan.spec.placement)) return fill_experts(route, options, result);
+Received::Outcome Received::place(Route& route,
+                                  const DispatchOptions& options,
+                                  const Allocate& allocate,
+                                  DispatchResult& result) {
+  route.rows_shown = rows_shown(route);
+  engine::DispatchOutputs& outputs = route.request.outputs;
   const int num_planes = protocol::kFirstExtraPlane + route.num_extras;
   for (int plane = 0; plane < num_planes && !blocked(); ++plane) {
     const TensorView into = wanted(options, plane);
-    if (into.defined() && into.num_rows() < rows) return {.needed_rows = rows, .has_views = true};
+    if (into.defined() && into.num_rows() < route.rows_shown) {
+      outputs = {};
+      return {.needed_rows = route.rows_shown, .has_views = true};
+    }
   }
   has_views_ = false;
+  outputs.rows_shown = route.rows_shown;
+  outputs.rows_per_block = route.rows_per_block;
+  outputs.count_experts = route.has_ids && protocol::routed(limits_.plan.spec.placement);
   result.extra_payloads.resize(static_cast<std::size_t>(route.num_extras));
   for (int plane = 0; plane < num_planes; ++plane) {
     TensorView& output = output_of(result, plane);
-    const TensorView into = wanted(options, plane);
     output = {};
-    if (route.request.payloads[static_cast<std::size_t>(plane)].row_bytes == 0) {
-      // A payload of no bytes is still a payload.
-      if (route.kinds[static_cast<std::size_t>(plane)].num_inner > 0) output = window_view(route, plane, rows);
-      continue;
-    }
-    output = place(route, plane, rows, into, allocate);
-    const bool copied = into.defined() || (allocate && !views_only());
-    if (own_copy(plane)) {
-      plane == protocol::kIdsPlane ? fill_ids(route, output, rows) : fill_weights(route, output, rows);
-    } else if (copied) {
-      copy_rows(route, plane, output);
-    }
+    if (shows(plane)) output = place_plane(route, plane, wanted(options, plane), allocate);
   }
-  fill_stats(route, options, result.eplb_gathered_stats);
-  fill_counts(route, result.counts);
+  result.eplb_gathered_stats = place_stats(route, options);
   return {.needed_rows = 0, .has_views = has_views_};
+}
+
+void Received::finish(Route& route, const DispatchOptions& options, DispatchResult& result) const {
+  fill_counts(route, result.counts);
+  if (by_expert()) finish_experts(route, options, result);
 }
 
 }  // namespace tokenyard::communication

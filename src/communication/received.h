@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns what lies in the window after a dispatch into what the caller sees: views, copies, ids in the contract's id
-// space, counts. Ids and weights of routed backends are this rank's own copies; peers never write to them.
+// Decides where the outputs of a dispatch go, which the engine then writes: views of the window, the caller's tensors,
+// memory of allocate_output, or this communication's own; and turns what the engine has counted into what the caller
+// sees. Ids and weights of routed backends are never views of the window: peers do not write to them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,6 @@
 #include "communication/allocation.h"
 #include "communication/arguments.h"
 #include "communication/handle.h"
-#include "communication/received_rows.h"
 #include "engine/untouched_memory.h"
 #include "protocol/layout.h"
 
@@ -20,24 +20,20 @@ namespace tokenyard::communication {
 
 class Received {
  public:
-  Received(const Limits& limits, const protocol::WindowLayout& layout, std::byte* window);
-
-  // The limits and the layout that it was made with have changed.
-  void reshape();
+  // Both are kept by reference, and may change with the calls.
+  Received(const Limits& limits, const protocol::WindowLayout& layout);
 
   struct Outcome {
-    std::int64_t needed_rows = 0;  // > 0: the caller's tensors are too small, and nothing was copied
+    std::int64_t needed_rows = 0;  // > 0: the caller's tensors are too small, and there are no outputs
     bool has_views = false;        // some output is memory of this communication
   };
 
-  // Fills everything of `result` but the handle.
-  Outcome fill(Route& route, const DispatchOptions& options, const Allocate& allocate, DispatchResult& result);
+  // Between the send half and the receive half: sets the tensors of `result`, and `route.request.outputs` for the
+  // engine.
+  Outcome place(Route& route, const DispatchOptions& options, const Allocate& allocate, DispatchResult& result);
+  // After the receive half: the rest of `result` but the handle, and the caller's running statistics.
+  void finish(Route& route, const DispatchOptions& options, DispatchResult& result) const;
 
-  // Expert major, before the receive half: chooses the memory that rows are copied to, and tells the engine.
-  void place_expert_rows(Route& route,
-                         const DispatchOptions& options,
-                         const Allocate& allocate,
-                         DispatchResult& result);
   // [num_local_experts, rows, hidden] to write expert output into; ordinary memory, which lasts as long as the round.
   [[nodiscard]] TensorView combine_buffer(const Route& route, Dtype dtype) const;
 
@@ -50,54 +46,41 @@ class Received {
 
   [[nodiscard]] bool blocked() const { return protocol::space_per_source(limits_.plan.spec.placement); }
 
+  [[nodiscard]] bool by_expert() const { return protocol::by_expert(limits_.plan.spec.placement); }
+
   // Results whose addresses never move: what is not the caller's is a view, whatever allocate_output is.
   [[nodiscard]] bool views_only() const { return limits_.plan.spec.placement == protocol::Placement::kRankMajor; }
 
+  // Whether results have the plane at all; by expert the routing is told in other words.
+  [[nodiscard]] bool shows(int plane) const;
   [[nodiscard]] bool own_copy(int plane) const;
   [[nodiscard]] std::int64_t rows_shown(const Route& route) const;
-  [[nodiscard]] const std::byte* window_row(const Route& route, int plane, std::int64_t source, std::int64_t row) const;
-  [[nodiscard]] TensorView shaped(const PayloadKind& kind,
-                                  const RowPlaces& places,
-                                  const Route& route,
-                                  std::int64_t rows) const;
-  [[nodiscard]] TensorView window_view(const Route& route, int plane, std::int64_t rows) const;
-  [[nodiscard]] TensorView own_view(const Route& route, int plane, std::int64_t rows);
-  TensorView place(const Route& route, int plane, std::int64_t rows, const TensorView& into, const Allocate& allocate);
+  [[nodiscard]] TensorView shaped(const PayloadKind& kind, const engine::OutputPlane& places, const Route& route) const;
+  [[nodiscard]] TensorView window_view(const Route& route, int plane) const;
+  [[nodiscard]] engine::OutputPlane own_places(const Route& route, int plane);
+  TensorView place_plane(Route& route, int plane, const TensorView& into, const Allocate& allocate);
   void check_room(const TensorView& into, const Route& route, bool blocks, std::string_view label) const;
-  void copy_rows(const Route& route, int plane, const TensorView& to) const;
 
   // Of outputs by plane; extras follow.
   static TensorView& output_of(DispatchResult& result, int plane);
   static TensorView wanted(const DispatchOptions& options, int plane);
-  static std::int64_t bytes_of_row(const PayloadKind& kind);
 
   // received_experts.cc
   void make_expert_buffers();
-  Outcome fill_experts(Route& route, const DispatchOptions& options, DispatchResult& result);
+  [[nodiscard]] engine::OutputPlane expert_places(const Route& route, int plane) const;
+  void finish_experts(Route& route, const DispatchOptions& options, DispatchResult& result) const;
 
-  // received_ids.cc
-  void fill_ids(const Route& route, const TensorView& ids, std::int64_t rows);
-  void fill_weights(const Route& route, const TensorView& weights, std::int64_t rows) const;
-  void clear_ids(const Route& route, const TensorView& ids, std::int64_t rows);
-  [[nodiscard]] std::int64_t shown_id(std::int32_t wire_id) const;
-  void count_experts(const Route& route, RowCounts& counts);
-  void fill_counts(const Route& route, RowCounts& counts);
+  // received_counts.cc
+  void fill_counts(const Route& route, RowCounts& counts) const;
   void check_stats_into(const Route& route, const TensorView& stats) const;
-  void fill_stats(const Route& route, const DispatchOptions& options, TensorView& stats);
+  TensorView place_stats(Route& route, const DispatchOptions& options);
 
   const Limits& limits_;
   const protocol::WindowLayout& layout_;
-  std::byte* window_;
-  int first_expert_ = 0;
-  int num_experts_ = 0;
   std::vector<std::byte> ids_;      // [rows, top_k] of i32 or i64
   std::vector<std::byte> weights_;  // [rows, top_k] of at most 4 bytes
   std::vector<std::int32_t> stats_;
-  // Rank major: how far ids_ holds other things than invalid ids, per source, and in which dtype.
-  std::vector<std::int64_t> filled_;
-  Dtype filled_dtype_ = Dtype::kI32;
-  std::vector<std::int64_t> last_row_;  // [num local experts]: the row that was counted last
-  bool has_views_ = false;              // of the fill that is running
+  bool has_views_ = false;  // of the result that is being placed
 
   struct ExpertBuffer {
     engine::UntouchedMemory rows;     // the planes of all experts' rows

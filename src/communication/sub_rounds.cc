@@ -50,7 +50,8 @@ engine::DispatchRequest request_of_part(const Route& route, int index) {
 void reserve(const Route& route, std::int64_t num_tokens, engine::Round& round) {
   protocol::WindowShape shape = route.limits.plan.shape;
   shape.max_tokens = num_tokens;
-  round.reserve(shape, route.limits.params.top_k, 0);
+  const Limits& limits = route.limits;
+  round.reserve(shape, limits.params.top_k, num_local_experts(limits.params, limits.rank, limits.num_ranks));
 }
 
 // For a rank that has no tokens left.

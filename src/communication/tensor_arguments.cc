@@ -15,6 +15,15 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
+// All host memory is alike, whatever number a tensor gives its host.
+bool is_on(Device device, const TensorView& tensor) {
+  return device.kind == DeviceKind::kCpu ? tensor.device.kind == DeviceKind::kCpu : tensor.device == device;
+}
+
+std::string place_of(Device device) {
+  return device.kind == DeviceKind::kCpu ? "in host memory" : "on cuda:" + std::to_string(device.index);
+}
+
 bool aligned(const TensorView& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(tensor.dtype)) == 0;
 }
@@ -61,12 +70,12 @@ void check_tensors(const DispatchInput& input) {
 
 namespace {
 
-// Host memory whose first `outer` dimensions (one or two) may have any strides that keep rows apart.
-void check_memory(const TensorView& tensor, std::string_view what, int outer) {
+// Memory whose first `outer` dimensions (one or two) may have any strides that keep rows apart.
+void check_memory(const Limits& limits, const TensorView& tensor, std::string_view what, int outer) {
   const auto refuse_tensor = [&](const std::string& reason) {
     refuse(std::string(what) + " is " + tensor.describe() + "; " + reason);
   };
-  if (tensor.device.kind != DeviceKind::kCpu) refuse_tensor("it must be in host memory");
+  if (!is_on(limits.device, tensor)) refuse_tensor("it must be " + place_of(limits.device));
   std::int64_t covered = 1;
   for (int i = tensor.num_dims - 1; i >= outer; --i) {
     const auto at = static_cast<std::size_t>(i);
@@ -93,27 +102,32 @@ void check_memory(const TensorView& tensor, std::string_view what, int outer) {
 
 }  // namespace
 
-void check_rows(const TensorView& tensor, std::string_view what, std::int64_t num_rows) {
+void check_rows(const Limits& limits, const TensorView& tensor, std::string_view what, std::int64_t num_rows) {
   if (tensor.num_rows() != num_rows) {
     refuse(std::string(what) + " is " + tensor.describe() + "; it must have " + std::to_string(num_rows) + " rows");
   }
-  check_memory(tensor, what, 1);
+  check_memory(limits, tensor, what, 1);
 }
 
-void check_blocks(const TensorView& tensor, std::string_view what) {
-  check_memory(tensor, what, 2);
+void check_blocks(const Limits& limits, const TensorView& tensor, std::string_view what) {
+  check_memory(limits, tensor, what, 2);
 }
 
-void check_list(const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries) {
+void check_list(
+    const Limits& limits, const TensorView& tensor, std::string_view what, Dtype dtype, std::int64_t entries) {
   check_tensor(tensor, what);
   if (!tensor.defined()) return;
   const bool right = tensor.dtype == dtype && tensor.num_dims == 1 && tensor.shape[0] == entries &&
                      tensor.contiguous() && (tensor.data != nullptr || entries == 0) && aligned(tensor) &&
-                     tensor.device.kind == DeviceKind::kCpu;
+                     is_on(limits.device, tensor);
   if (right) return;
   std::string message(what);
   message.append(" is ").append(tensor.describe()).append("; it must be a contiguous ").append(name(dtype));
-  refuse(message.append("[").append(std::to_string(entries)).append("] in host memory, aligned as its elements are"));
+  refuse(message.append("[")
+             .append(std::to_string(entries))
+             .append("] ")
+             .append(place_of(limits.device))
+             .append(", aligned as its elements are"));
 }
 
 }  // namespace tokenyard::communication

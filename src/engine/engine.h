@@ -14,6 +14,7 @@
 #include "engine/round.h"
 #include "engine/shared_queues.h"
 #include "fabric/window.h"
+#include "protocol/host_device.h"
 #include "protocol/layout.h"
 #include "protocol/round_spec.h"
 
@@ -43,12 +44,28 @@ struct PayloadRows {
   std::int64_t stride = 0;     // bytes
 };
 
-// Where the receiver puts the rows of a plane, expert by expert; row_bytes 0: nowhere.
-struct ExpandedPlane {
-  std::byte* data = nullptr;
-  std::int64_t expert_stride = 0;
-  std::int64_t row_stride = 0;
-  std::int64_t row_bytes = 0;
+// Where the receiver writes the rows of a plane. Row r of block b, a source or an expert, is at `at(b, r)`.
+struct OutputPlane {
+  std::byte* data = nullptr;      // null: nothing to write; rows are shown where they lie, or not at all
+  std::int64_t block_stride = 0;  // bytes; 0 for results without blocks
+  std::int64_t row_stride = 0;    // bytes
+  std::int64_t row_bytes = 0;     // to write of each row
+  Dtype dtype{};                  // i32 or i64 for the ids that routing made i32
+  bool own = false;               // the communication's own memory, which nobody else writes to
+
+  TOKENYARD_HD constexpr std::byte* at(std::int64_t block, std::int64_t row) const {
+    return data + block * block_stride + row * row_stride;
+  }
+};
+
+// All that a receive half writes besides the round itself.
+struct DispatchOutputs {
+  std::array<OutputPlane, protocol::kMaxPlanes> planes{};
+  std::int64_t rows_shown = 0;      // without blocks: rows of the result, with the tail of num_worst_tokens
+  std::int64_t rows_per_block = 0;  // with blocks
+  std::int32_t* stats = nullptr;    // [num_ranks, num_stats]; null: nowhere
+  std::int64_t num_stats = 0;
+  bool count_experts = false;  // Round::rows_per_expert, from ids that came with the rows
 };
 
 inline constexpr std::int64_t kNotGiven = -1;
@@ -72,7 +89,7 @@ struct DispatchRequest {
   const char* agreed_name = "";
   std::int64_t row_limit = 0;  // final places: rows to keep
   std::int64_t tokens_per_rank = 0;
-  std::array<ExpandedPlane, protocol::kMaxPlanes> expanded{};  // expert major; set before the receive half
+  DispatchOutputs outputs{};  // set before the receive half
 };
 
 struct CombineRequest {
@@ -107,9 +124,13 @@ class Engine {
   virtual void check_combine() const = 0;
   // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.
   virtual void plan(const DispatchRequest& request, Round& round) = 0;
-  // The caller's rows may be reused when it returns. Throws kMismatch when ranks disagree.
+  // The caller's rows may be reused when it returns. The round then says where its rows will lie and, at final places,
+  // how many there are: all that outputs are chosen by. Throws kMismatch when ranks disagree.
   virtual Status dispatch_send(const DispatchRequest& request, Round& round) = 0;
+  // Waits for the rows and writes request.outputs.
   virtual Status dispatch_receive(const DispatchRequest& request, Round& round) = 0;
+  // What dispatch_receive ends with, for rows that are here already: writes request.outputs.
+  virtual void fill(const DispatchRequest& request, Round& round) = 0;
   // Nothing of the round's received rows will be read any more.
   virtual void release(const Round& round) = 0;
   // Both throw kMismatch when ranks disagree.

@@ -17,6 +17,7 @@ void Round::reserve(const protocol::WindowShape& shape, int top_k, int num_local
   row_base.resize(ranks);
   for (auto* per_rank : {&tokens_of, &result_row, &call_tokens_of, &call_rows_from})
     per_rank->resize(ranks);
+  rows_per_expert.resize(static_cast<std::size_t>(num_local_experts));
   if (!protocol::space_per_source(shape.placement)) return;
   masks.resize(ranks * static_cast<std::size_t>(protocol::num_chunks(shape.max_tokens, shape.tokens_per_chunk)));
   if (!protocol::by_expert(shape.placement)) return;
@@ -25,7 +26,6 @@ void Round::reserve(const protocol::WindowShape& shape, int top_k, int num_local
   experts.weights.resize(experts.picks.size());
   experts.source_tokens.resize(experts_here * ranks * tokens);
   experts.source_ranges.resize(experts_here * ranks * 2);
-  experts.rows_per_expert.resize(experts_here);
   experts.routes_per_expert.resize(experts_here);
   experts.waited.resize(ranks);
 }

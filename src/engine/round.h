@@ -4,6 +4,7 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,7 +26,6 @@ struct ExpertRows {
   std::vector<float> weights;                   // the same shape; used when weights came with dispatch
   std::vector<std::int32_t> source_tokens;      // [num_local_experts, num_ranks * max_tokens]
   std::vector<std::int32_t> source_ranges;      // [num_local_experts, num_ranks, {first row, rows}]
-  std::vector<std::int64_t> rows_per_expert;    // [num_local_experts]
   std::vector<std::int32_t> routes_per_expert;  // [num_local_experts], with repeated picks
   std::vector<std::int64_t> waited;             // [num_ranks] nanoseconds, by the receive half
   bool has_weights = false;
@@ -55,12 +55,22 @@ struct Round {
   std::int64_t num_rows = 0;         // received in all
   std::int64_t row_limit = 0;        // final places: rows kept of them
   std::int64_t tokens_per_rank = 0;  // rank major: rows of a source that the caller sees
+  // [num_local_experts]: rows with at least one route to the expert. Filled where outputs ask for it, and always by
+  // expert.
+  std::vector<std::int64_t> rows_per_expert;
   protocol::PlanePlan planes;
-  // Where received rows lie: source s's planes from rows + s * space_stride on; one space for all when the stride is 0.
+  // Where received rows lie, known from the send half on: source s's planes from rows + s * space_stride on; one space
+  // for all when the stride is 0.
   const std::byte* rows = nullptr;
   std::int64_t space_stride = 0;
 
   ExpertRows experts;  // expert major
+
+  // `row` is the token index where sources have spaces of their own, and else the row of the result (source is then 0).
+  [[nodiscard]] const std::byte* received_row(int plane, std::int64_t source, std::int64_t row) const {
+    const protocol::Plane& at = planes.planes[static_cast<std::size_t>(plane)];
+    return rows + source * space_stride + at.offset + row * at.stride;
+  }
 
   // `top_k` 0: tokens go to every rank and ids are not looked at.
   void reserve(const protocol::WindowShape& shape, int top_k, int num_local_experts);

@@ -163,7 +163,7 @@ TensorView GatherState::output_memory(Room& room, std::int64_t rows) {
   const auto& allocate = rooms_.options().communication.allocate_output;
   void* memory = nullptr;
   if (allocate) {
-    memory = communication::allocate_output(allocate, bytes);
+    memory = communication::allocate_output(allocate, bytes, {});
   } else {
     room.output.resize((static_cast<std::size_t>(bytes) + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
     memory = room.output.data();

@@ -71,6 +71,54 @@ TEST_P(Outputs, BlockingOverflowIsAStatus) {
   }));
 }
 
+// Rows that are not looked at are combined all the same: the result of an overflow stays as it was, here that of an
+// equal round.
+TEST_P(Outputs, OverflowedHandleCombines) {
+  const WorldSpec spec = all_to_all_spec(kRanks, 4);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    DispatchResult result;
+    play_round(communication, world, {}, result);
+    const RankTensors tensors(world, group.rank(), false);
+    Tensor few(Dtype::kBf16, {2, 24});
+    DispatchResult small;
+    small.hidden_states = few.view();
+    const Status status = communication.dispatch(tensors.input(), {.into = &small}, result);
+    check(status.code == StatusCode::kOverflow, "expected overflow, got: " + status.message());
+    combine_and_check(communication, world, {}, result, result.handle);
+    play_round(communication, world, {}, result);
+  }));
+}
+
+// Memory that the hook cannot give now is asked for again, and the rows are still there.
+TEST_P(Outputs, RefusedMemoryKeepsTheRows) {
+  const WorldSpec spec = all_to_all_spec(kRanks, 4);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    std::vector<std::unique_ptr<std::byte[]>> blocks;
+    bool refuses = false;
+    CommunicationOptions options = test_options();
+    options.allocate_output = [&](std::int64_t bytes, Device /*device*/) -> void* {
+      if (refuses) return nullptr;
+      blocks.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(bytes)));
+      return blocks.back().get();
+    };
+    Communication communication = communication_for(group, GetParam(), spec, options);
+    DispatchResult result;
+    for (int round = 0; round < 3; ++round) {
+      const RankTensors tensors(world, group.rank(), false);
+      refuses = true;
+      check_throws(ErrorCode::kSystem, {"allocate_output"},
+                   [&] { (void)communication.dispatch(tensors.input(), {}, result); });
+      refuses = false;
+      check_ok(communication.get<SplitPhases>()->dispatch_receive({}, result), "second dispatch_receive");
+      check_result(communication, world, {}, result);
+      combine_and_check(communication, world, {}, result, result.handle);
+    }
+  }));
+}
+
 // Memory of the hook is owned by the caller: rows stay readable after combine and after destroy.
 TEST_P(Outputs, AllocatedOutputsOutliveTheRound) {
   const WorldSpec spec = small_spec(kRanks, 5);
@@ -118,6 +166,30 @@ TEST_P(EveryOutput, SplitHalvesEqualWholeCalls) {
       check_ok(halves->dispatch_receive({}, result), "dispatch_receive");
       check_result(communication, world, {}, result);
       combine_and_check(communication, world, {.seed = round}, result, result.handle);
+    }
+  }));
+}
+
+// A receive half that is given a tensor of the wrong kind may be repeated without it.
+TEST_P(EveryOutput, RefusedTensorKeepsTheRows) {
+  const WorldSpec spec = small_spec(kRanks, 9);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    auto* halves = communication.get<SplitPhases>();
+    DispatchResult result;
+    for (int round = 0; round < 3; ++round) {
+      const RankTensors tensors(world, group.rank(), false);
+      Tensor wrong(Dtype::kI32, {1, 1});
+      DispatchResult into;
+      into.hidden_states = wrong.view();
+      check_ok(halves->dispatch_send(tensors.input(), {}, result), "dispatch_send");
+      check_throws(ErrorCode::kInvalidArgument, {"into->hidden_states", "i32[1, 1]"},
+                   [&] { (void)halves->dispatch_receive({.into = &into}, result); });
+      wrong.check_guards("the tensor that was refused");
+      check_ok(halves->dispatch_receive({}, result), "second dispatch_receive");
+      check_result(communication, world, {}, result);
+      combine_and_check(communication, world, {}, result, result.handle);
     }
   }));
 }

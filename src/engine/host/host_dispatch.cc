@@ -30,6 +30,8 @@ Status HostEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   }
   send_stats(request);
   if (queued_) return send_through_queues(request, round);
+  round.rows = own().payload(0, slot(epoch));
+  round.space_stride = final_places() ? 0 : setup_.layout.payload_bytes();
   if (final_places()) {
     const Status status = send_to_final_places(request, round);
     if (!status.ok()) return status;
@@ -254,9 +256,24 @@ void HostEngine::send_token(const Round& round, std::int64_t token, int thread) 
 }
 
 Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
-  if (queued_) return receive_through_queues(request, round);
   const bool expands = protocol::by_expert(setup_.spec.placement);
   if (expands) note_waits(round, -1);
+  const Status status = queued_ ? receive_through_queues(request, round) : receive_rows(request, round);
+  if (!status.ok()) return status;
+  if (expands) note_waits(round, 1);
+  fill(request, round);
+  return {};
+}
+
+void HostEngine::fill(const DispatchRequest& request, Round& round) {
+  if (protocol::by_expert(setup_.spec.placement)) {
+    expand(request, round);
+  } else {
+    outputs_.fill(request.outputs, round);
+  }
+}
+
+Status HostEngine::receive_rows(const DispatchRequest& request, Round& round) {
   if (!final_places()) {
     begin(Phase::kDispatch, round.epoch);
     const Status status = receive_headers(request, round);
@@ -268,17 +285,11 @@ Status HostEngine::dispatch_receive(const DispatchRequest& request, Round& round
       round.num_rows += round.rows_received[source];
     }
   }
-  round.rows = own().payload(0, slot(round.epoch));
-  round.space_stride = final_places() ? 0 : setup_.layout.payload_bytes();
   for (int i = 0; i < setup_.num_ranks; ++i) {
     const int source = visited(i);
     if (round.rows_received[static_cast<std::size_t>(source)] == 0) continue;
     const Status status = receive_chunks(source, final_places() ? 0 : 1, round);
     if (!status.ok()) return status;
-  }
-  if (expands) {
-    note_waits(round, 1);
-    expand(request, round);
   }
   return {};
 }

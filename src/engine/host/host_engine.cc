@@ -50,6 +50,7 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
       windows_(view_windows(setup_, window)),
       watch_(setup_, life_lines(setup_, windows_)),
       team_(setup.num_threads),
+      outputs_(setup_, own()),
       dispatch_epoch_(setup.initial_epoch),
       combine_epoch_(setup.initial_epoch) {
   const auto ranks = static_cast<std::size_t>(setup.num_ranks);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/host/host_outputs.h"
 #include "engine/host/lane.h"
 #include "engine/host/peer_watch.h"
 #include "engine/host/queued_rows.h"
@@ -26,6 +27,7 @@ class HostEngine final : public Engine {
   void plan(const DispatchRequest& request, Round& round) override;
   Status dispatch_send(const DispatchRequest& request, Round& round) override;
   Status dispatch_receive(const DispatchRequest& request, Round& round) override;
+  void fill(const DispatchRequest& request, Round& round) override;
   void release(const Round& round) override;
   void release_combine(const Round& round) override;
   Status combine_send(const CombineRequest& request, Round& round) override;
@@ -89,6 +91,7 @@ class HostEngine final : public Engine {
   void fill_header(const DispatchRequest& request, const Round& round, int to, std::uint64_t mask);
   void announce_counts(const DispatchRequest& request, const Round& round);
   Status send_to_final_places(const DispatchRequest& request, Round& round);
+  Status receive_rows(const DispatchRequest& request, Round& round);
   Status receive_headers(const DispatchRequest& request, Round& round);
   void plan_lanes(const DispatchRequest& request, const Round& round);
   void check_agreement(const DispatchRequest& request, const protocol::HeaderLine& header, int source) const;
@@ -169,6 +172,7 @@ class HostEngine final : public Engine {
   std::vector<WindowView> windows_;  // [num_ranks]
   PeerWatch watch_;
   ThreadTeam team_;
+  HostOutputs outputs_;
   std::uint32_t dispatch_epoch_;
   std::uint32_t combine_epoch_;
   std::int64_t num_dispatches_ = 0;

@@ -23,18 +23,18 @@ void HostEngine::note_waits(Round& round, int sign) const {
 // Rows of an expert lie by source, then by token, which is the order of this walk.
 void HostEngine::expand(const DispatchRequest& request, Round& round) {
   ExpertRows& experts = round.experts;
-  std::ranges::fill(experts.rows_per_expert, 0);
+  std::ranges::fill(round.rows_per_expert, 0);
   std::ranges::fill(experts.routes_per_expert, 0);
   const std::size_t ranks = windows_.size();
   for (std::size_t source = 0; source < ranks; ++source) {
     const auto number = static_cast<std::int64_t>(source);
     const ReceivedTokens tokens(round, setup_.layout, number);
-    for (std::size_t expert = 0; expert < experts.rows_per_expert.size(); ++expert)
-      experts.source_ranges[(expert * ranks + source) * 2] = static_cast<std::int32_t>(experts.rows_per_expert[expert]);
+    for (std::size_t expert = 0; expert < round.rows_per_expert.size(); ++expert)
+      experts.source_ranges[(expert * ranks + source) * 2] = static_cast<std::int32_t>(round.rows_per_expert[expert]);
     tokens.visit_all([&](std::int64_t token) { note_picks(number, token, round); });
-    for (std::size_t expert = 0; expert < experts.rows_per_expert.size(); ++expert) {
+    for (std::size_t expert = 0; expert < round.rows_per_expert.size(); ++expert) {
       std::int32_t* range = &experts.source_ranges[(expert * ranks + source) * 2];
-      range[1] = static_cast<std::int32_t>(experts.rows_per_expert[expert]) - range[0];
+      range[1] = static_cast<std::int32_t>(round.rows_per_expert[expert]) - range[0];
     }
     team_.run(tokens.num_chunks(), [&](std::int64_t begin, std::int64_t end, int /*thread*/) {
       tokens.visit(begin, end, [&](std::int64_t token) { copy_to_experts(request, round, number, token); });
@@ -47,9 +47,7 @@ void HostEngine::note_picks(std::int64_t source, std::int64_t token, Round& roun
   ExpertRows& experts = round.experts;
   const int top_k = setup_.params.top_k;
   const std::int64_t rows_per_expert = setup_.layout.combine_rows();
-  const protocol::Plane& plane = round.planes.planes[protocol::kIdsPlane];
-  const auto* ids = reinterpret_cast<const std::int32_t*>(round.rows + source * round.space_stride + plane.offset +
-                                                          token * plane.stride);
+  const auto* ids = reinterpret_cast<const std::int32_t*>(round.received_row(protocol::kIdsPlane, source, token));
   std::int32_t* picks = experts.picks.data() + (source * setup_.layout.shape().max_tokens + token) * top_k;
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int32_t expert = ids[slot] - first_expert_;
@@ -61,7 +59,7 @@ void HostEngine::note_picks(std::int64_t source, std::int64_t token, Round& roun
       picks[slot] = picks[repeated - ids];  // chosen twice: one row, which weighs twice
       continue;
     }
-    const std::int64_t row = experts.rows_per_expert[static_cast<std::size_t>(expert)]++;
+    const std::int64_t row = round.rows_per_expert[static_cast<std::size_t>(expert)]++;
     picks[slot] = static_cast<std::int32_t>(expert * rows_per_expert + row);
     experts.source_tokens[static_cast<std::size_t>(picks[slot])] = static_cast<std::int32_t>(token);
   }
@@ -74,16 +72,13 @@ void HostEngine::copy_to_experts(const DispatchRequest& request,
   const int top_k = setup_.params.top_k;
   const std::int64_t rows_per_expert = setup_.layout.combine_rows();
   const std::int32_t* picks = round.experts.picks.data() + (source * setup_.layout.shape().max_tokens + token) * top_k;
-  const std::byte* space = round.rows + source * round.space_stride;
-  for (int slot = 0; slot < top_k; ++slot) {
-    if (picks[slot] < 0 || std::find(picks, picks + slot, picks[slot]) != picks + slot) continue;
-    for (const int index : {int{protocol::kHiddenPlane}, int{protocol::kScalePlane}}) {
-      const ExpandedPlane& to = request.expanded[static_cast<std::size_t>(index)];
-      if (to.row_bytes == 0) continue;
-      const protocol::Plane& plane = round.planes.planes[static_cast<std::size_t>(index)];
-      const std::int64_t offset =
-          picks[slot] / rows_per_expert * to.expert_stride + picks[slot] % rows_per_expert * to.row_stride;
-      copy_lane_row(to.data + offset, space + plane.offset + token * plane.stride, to.row_bytes, false);
+  for (const int index : {int{protocol::kHiddenPlane}, int{protocol::kScalePlane}}) {
+    const OutputPlane to = request.outputs.planes[static_cast<std::size_t>(index)];
+    if (to.data == nullptr) continue;
+    const std::byte* from = round.received_row(index, source, token);
+    for (int slot = 0; slot < top_k; ++slot) {
+      if (picks[slot] < 0 || std::find(picks, picks + slot, picks[slot]) != picks + slot) continue;
+      copy_lane_row(to.at(picks[slot] / rows_per_expert, picks[slot] % rows_per_expert), from, to.row_bytes, false);
     }
   }
 }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts and gathered statistics of a dispatch as the receiver sees them.
+#include <algorithm>
+#include <string>
+
+#include "tokenyard/error.h"
+
+#include "communication/received.h"
+#include "protocol/formats.h"
+
+namespace tokenyard::communication {
+
+void Received::fill_counts(const Route& route, RowCounts& counts) const {
+  const engine::Round& round = route.round;
+  const std::int64_t kept = blocked() ? round.num_rows : std::min(round.num_rows, round.row_limit);
+  counts.num_rows = kept;
+  counts.dropped_rows = round.num_rows - kept;
+  counts.tokens_per_rank = round.tokens_per_rank;
+  counts.rows_per_source.assign(round.rows_received.begin(), round.rows_received.end());
+  counts.tokens_per_source.assign(round.tokens_of.begin(), round.tokens_of.end());
+  counts.rows_per_expert.clear();
+  counts.aligned_rows_per_expert.clear();
+  if (!route.request.outputs.count_experts) return;
+  counts.rows_per_expert.assign(round.rows_per_expert.begin(), round.rows_per_expert.end());
+  for (const std::int64_t rows : counts.rows_per_expert) {
+    counts.aligned_rows_per_expert.push_back(protocol::align_up(rows, route.expert_alignment));
+  }
+}
+
+void Received::check_stats_into(const Route& route, const TensorView& stats) const {
+  check_tensor(stats, "into->eplb_gathered_stats");
+  if (!stats.defined()) return;
+  const bool shaped = stats.dtype == Dtype::kI32 && stats.num_dims == 2 && stats.shape[0] == limits_.num_ranks &&
+                      stats.shape[1] == route.num_stats && stats.contiguous();
+  if (shaped && route.num_stats > 0) return check_rows(limits_, stats, "into->eplb_gathered_stats", limits_.num_ranks);
+  throw Error(ErrorCode::kInvalidArgument, "into->eplb_gathered_stats is " + stats.describe() +
+                                               "; it must be a contiguous i32[" + std::to_string(limits_.num_ranks) +
+                                               ", " + std::to_string(route.num_stats) +
+                                               "], and eplb_local_stats be given");
+}
+
+TensorView Received::place_stats(Route& route, const DispatchOptions& options) {
+  route.request.outputs.stats = nullptr;
+  if (route.num_stats == 0) return {};
+  std::int32_t* to = stats_.data();
+  if (options.into != nullptr && options.into->eplb_gathered_stats.defined()) {
+    to = options.into->eplb_gathered_stats.as<std::int32_t>();
+  } else {
+    has_views_ = true;
+  }
+  route.request.outputs.stats = to;
+  route.request.outputs.num_stats = route.num_stats;
+  TensorView stats(to, Dtype::kI32, {limits_.num_ranks, route.num_stats});
+  stats.device = limits_.device;
+  return stats;
+}
+
+}  // namespace tokenyard::communication
