@@ -10,7 +10,7 @@
 
 namespace tokenyard::bench {
 
-enum class MemoryKind : std::uint8_t {
+enum class MemoryKind {
   kPlain,       // cudaMalloc
   kRegistered,  // ncclMemAlloc and ncclCommRegister
   kSymmetric,   // ncclMemAlloc and ncclCommWindowRegister
@@ -44,6 +44,8 @@ class Arena {
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
+  Arena(Arena&&) = delete;
+  Arena& operator=(Arena&&) = delete;
 
   [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(memory_); }
 

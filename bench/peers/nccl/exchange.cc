@@ -86,9 +86,9 @@ void Exchange::fill() {
       tokens.push_back(to_bf16(cli::bench_value(place_.rank, token, column)));
   }
   const std::vector<std::int32_t>& ids = routing_.ids[static_cast<std::size_t>(place_.rank)];
-  std::vector<float> factors;
+  std::vector<float> factors(static_cast<std::size_t>(shape_.num_experts));
   for (int expert = 0; expert < shape_.num_experts; ++expert)
-    factors.push_back(cli::bench_factor(expert));
+    factors[static_cast<std::size_t>(expert)] = cli::bench_factor(expert);
   upload(buffers_.tokens, tokens);
   upload(buffers_.ids, ids);
   upload(buffers_.weights, std::vector<float>(ids.size(), 1.0F));

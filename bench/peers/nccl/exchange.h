@@ -42,6 +42,8 @@ class Exchange {
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
+  Exchange(Exchange&&) = delete;
+  Exchange& operator=(Exchange&&) = delete;
 
   // Finds, exchanges and waits for the counts that dispatch takes as known; nothing where none are.
   void learn_counts();

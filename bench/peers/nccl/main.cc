@@ -73,6 +73,8 @@ class Device {
 
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
+  Device(Device&&) = delete;
+  Device& operator=(Device&&) = delete;
 
   [[nodiscard]] const Place& place() const { return place_; }
 
@@ -192,6 +194,7 @@ void run_all(Options& options) {
   const std::string trace = cli::parse_bench_skew(options.skew, options.shape);
   require_sound(options);
   Run run{.options = options, .barrier = SpinBarrier(options.shape.num_ranks)};
+  run.routings.reserve(options.num_tokens.size());
   for (const std::int64_t num_tokens : options.num_tokens) {
     options.shape.num_tokens = num_tokens;
     run.routings.push_back(make_routing(options.shape, trace));
@@ -202,6 +205,7 @@ void run_all(Options& options) {
   run.device = properties.name;
   check("ncclGetUniqueId", ncclGetUniqueId(&run.id));
   std::vector<std::thread> ranks;
+  ranks.reserve(run.times.size());
   for (int rank = 0; rank < options.shape.num_ranks; ++rank)
     ranks.emplace_back([&run, rank] { run_rank(run, rank); });
   for (std::thread& rank : ranks)
@@ -245,7 +249,7 @@ int main(int argc, char** argv) {
     tokenyard::bench::run_all(options);
     return 0;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_nccl: {}\n", error.what());
+    std::fprintf(stderr, "bench_nccl: %s\n", error.what());
     return 1;
   }
 }

@@ -21,6 +21,8 @@ class Event {
 
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
+  Event(Event&&) = delete;
+  Event& operator=(Event&&) = delete;
 
   // While a stream is captured, a plain record would only order the graph and never be timed.
   void record(cudaStream_t stream, bool captured) {
@@ -56,6 +58,8 @@ class Graph {
 
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
+  Graph(Graph&&) = delete;
+  Graph& operator=(Graph&&) = delete;
 
   void replay(cudaStream_t stream) { check("cudaGraphLaunch", cudaGraphLaunch(graph_, stream)); }
 

@@ -11,7 +11,7 @@
 
 namespace tokenyard::bench {
 
-enum class ExchangeKind : std::uint8_t { kAllGather, kAllToAll };
+enum class ExchangeKind { kAllGather, kAllToAll };
 
 struct Routing {
   cli::BenchShape shape{};
