@@ -13,8 +13,8 @@
 #include "tokenyard/error.h"
 
 #include "cli/bench_rank.h"
+#include "cli/bench_trace.h"
 #include "cli/common_options.h"
-#include "cli/safetensors.h"
 #include "cli/time_statistics.h"
 #include "engine/engine.h"
 
@@ -57,32 +57,6 @@ BenchResult measure(const BenchJob& job, RankKind kind) {
   return result;
 }
 
-// The first tokens of a layer's picks, rank after rank; the file is a layer's tokens.safetensors.
-void fill_trace(const std::string& file, BenchJob& job) {
-  const Safetensors tokens = Safetensors::load(file);
-  const StoredTensor& ids = tokens.at("topk_ids");
-  const auto values = static_cast<std::int64_t>(ids.bytes.size()) / size_of(ids.dtype);
-  const std::int64_t wanted = job.shape.num_ranks * job.shape.num_tokens * job.shape.top_k;
-  if (ids.shape.empty() || ids.shape.back() != job.shape.top_k || values < wanted ||
-      (ids.dtype != Dtype::kI64 && ids.dtype != Dtype::kI32)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the trace has {} picks of {} in rows of {}; {} in rows of top_k = {} are needed", values,
-                            name(ids.dtype), ids.shape.empty() ? 0 : ids.shape.back(), wanted, job.shape.top_k));
-  }
-  std::int64_t next = 0;
-  for (auto& of_rank : job.ids) {
-    for (std::int64_t i = 0; i < job.shape.num_tokens * job.shape.top_k; ++i, ++next) {
-      const std::int64_t id = ids.dtype == Dtype::kI64 ? reinterpret_cast<const std::int64_t*>(ids.bytes.data())[next]
-                                                       : reinterpret_cast<const std::int32_t*>(ids.bytes.data())[next];
-      if (id < 0 || id >= job.shape.num_experts) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("the trace picks expert {}; there are {} (--num-experts)", id, job.shape.num_experts));
-      }
-      of_rank.push_back(static_cast<std::int32_t>(id));
-    }
-  }
-}
-
 BenchJob job_of(const BenchOptions& options, const BackendInfo& backend, std::int64_t num_tokens) {
   BenchJob job{.shape = options.shape,
                .dtype = options.dtype,
@@ -94,12 +68,11 @@ BenchJob job_of(const BenchOptions& options, const BackendInfo& backend, std::in
   if (options.cast && backend.contract.takes_cast) job.cast = DispatchCast::kFp8Block128;
   job.shape.num_tokens = num_tokens;
   const std::string trace = parse_bench_skew(options.skew, job.shape);
-  job.ids.resize(static_cast<std::size_t>(job.shape.num_ranks));
   if (job.shape.skew == BenchSkew::kTrace) {
-    fill_trace(trace, job);
+    job.ids = trace_ids(trace, job.shape);
   } else {
     for (int rank = 0; rank < job.shape.num_ranks; ++rank)
-      job.ids[static_cast<std::size_t>(rank)] = bench_ids(job.shape, rank);
+      job.ids.push_back(bench_ids(job.shape, rank));
   }
   return job;
 }
