@@ -30,7 +30,7 @@ enum class WeightRule : std::uint8_t { kNone, kCaller, kCombine };  // who multi
 enum class Reduction : std::uint8_t { kNone, kSumOverRanks };
 enum class HandleUse : std::uint8_t { kNone, kOnce, kReplay };
 enum class Ownership : std::uint8_t { kNone, kView, kViewOrOwned };
-enum class CountsOn : std::uint8_t { kNone, kHost };
+enum class CountsOn : std::uint8_t { kNone, kHost, kDevice };
 
 [[nodiscard]] std::string_view name(OutputLayout value);
 [[nodiscard]] std::string_view name(IdSpace value);

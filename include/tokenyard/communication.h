@@ -35,12 +35,15 @@ namespace communication {
 class Core;
 }  // namespace communication
 
-enum class EngineKind : std::uint8_t { kAutomatic, kHost };
+// kAutomatic is the host engine. kCuda takes tensors in the memory of one device and works on the caller's streams:
+// every operation returns kEnqueued, and what goes wrong later is found by `Communication::poll` and by the next call.
+enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };
 
 struct CommunicationOptions {
-  EngineKind engine = EngineKind::kAutomatic;
+  EngineKind engine = EngineKind::kAutomatic;  // the same on all ranks
+  int device = 0;                              // kCuda: this rank's device, as the CUDA runtime counts
   // Every wait is bounded by this; a peer that shows signs of life gets at most twice as long.
   std::chrono::milliseconds deadline{30'000};
   // The deadline of the first operation of each phase, when peers may still be loading or compiling.
@@ -154,6 +157,8 @@ class Communication final {
   ~Communication();
 
   [[nodiscard]] const BackendInfo& backend() const;
+  // The backend's, as this communication's engine keeps it: on CUDA the counts of a capturable round stay on the
+  // device.
   [[nodiscard]] const Contract& contract() const;
   [[nodiscard]] const MoeParams& params() const;
   [[nodiscard]] const BackendConfig& config() const;
@@ -181,7 +186,8 @@ class Communication final {
   // not defined while that combine is between its halves here.
   [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
-  // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. Never blocks.
+  // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. CUDA: of what has run so far;
+  // once also kAborted, and kMismatch as an Error, for an operation that ended so. Never blocks.
   Status poll() const;
   // Collective, bounded: forgets a sticky fault and every open operation; where Contract::takes_turns, halves that
   // other communications have yet to receive end kAborted.

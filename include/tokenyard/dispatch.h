@@ -35,6 +35,9 @@ struct DispatchInput {
   TensorView router_logits{};        // [num_tokens, *]
   TensorView eplb_local_stats{};     // [n] i32, gathered to [num_ranks, n]
   std::span<const TensorView> extra_payloads{};  // each [num_tokens, *] of any dtype, opaque; at most 16
+  // CUDA: how many of the tokens there are, in device memory, read when the operation runs; then the tensors' first
+  // dimension is the most that it may say. For captured graphs.
+  const std::int32_t* num_tokens_on_device = nullptr;
 };
 
 // What the sender turns rows of MoeParams::dtype into: f8e4m3 with a scale for each 128 values (docs/formats.md).
@@ -76,7 +79,8 @@ struct DispatchOptions {
   Stream stream{};
 };
 
-// Counts of one dispatch as this rank sees them. The vectors keep their capacity between rounds.
+// Counts of one dispatch as this rank sees them. The vectors keep their capacity between rounds. On CUDA, where nothing
+// waits for the device (CountsOn::kDevice), num_rows is -1, the vectors are empty, and the counts are on the device.
 struct RowCounts {
   std::int64_t num_rows = 0;                    // rows received (compact, every rank), or routed here (rank major)
   std::int64_t tokens_per_rank = 0;             // rank major: rows of each source rank's block
@@ -87,6 +91,8 @@ struct RowCounts {
   // once. Empty where ids are cargo, and on a replay, which carries none.
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
+  // CountsOn::kDevice: [num_ranks] i32, valid until the handle's combine or end.
+  TensorView rows_per_source_on_device{}, tokens_per_source_on_device{};
 };
 
 // What a dispatch returns and its combine consumes. Move-only; it owns the route, never rows. A handle that dies

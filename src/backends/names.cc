@@ -73,6 +73,7 @@ std::string_view name(Ownership value) {
 }
 
 std::string_view name(CountsOn value) {
+  if (value == CountsOn::kDevice) return "device";
   return value == CountsOn::kHost ? "host" : "none";
 }
 

@@ -36,7 +36,7 @@ const BackendInfo& Communication::backend() const {
 }
 
 const Contract& Communication::contract() const {
-  return core_->info().contract;
+  return core_->contract();
 }
 
 const MoeParams& Communication::params() const {
@@ -60,7 +60,7 @@ std::int64_t Communication::window_bytes() const {
 }
 
 Status Communication::dispatch(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
-  const Status status = core_->dispatch_send(input, options, result);
+  const Status status = core_->dispatch_send(input, options, result, true);
   return status.ok() ? core_->dispatch_receive(options, result) : status;
 }
 
@@ -117,7 +117,7 @@ Growth* Communication::get<Growth>() {
 }
 
 Status SplitPhases::dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
-  return core_->dispatch_send(input, options, result);
+  return core_->dispatch_send(input, options, result, false);
 }
 
 Status SplitPhases::dispatch_receive(const DispatchOptions& options, DispatchResult& result) {

@@ -32,9 +32,7 @@ Route& Core::take_route() {
     pool_->routes.push_back(std::make_unique<Route>());
     pool_->free.reserve(pool_->routes.size());
     if (sub_rounds_) return *pool_->routes.back();  // sized by each call
-    const bool routed = protocol::routed(limits_.plan.spec.placement);
-    pool_->routes.back()->round.reserve(layout_.shape(), routed ? limits_.params.top_k : 0,
-                                        num_local_experts(limits_.params, limits_.rank, limits_.num_ranks));
+    engine_->reserve(pool_->routes.back()->round);
     return *pool_->routes.back();
   }
   Route& route = *pool_->free.back();
@@ -94,7 +92,7 @@ void Core::enter(const Limits& limits) {
 
 Status Core::poll() const {
   require_usable();
-  return engine_->fault();
+  return engine_->poll();
 }
 
 PeerStatistics Core::statistics() const {

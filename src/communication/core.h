@@ -37,6 +37,8 @@ class Core {
 
   [[nodiscard]] const BackendInfo& info() const { return limits_.backend->info; }
 
+  [[nodiscard]] const Contract& contract() const { return contract_; }
+
   // As given at creation or growth; with a byte budget each call has its own besides.
   [[nodiscard]] const MoeParams& params() const {
     return sub_rounds_ ? sub_rounds_->budget().made_with : limits_.params;
@@ -50,7 +52,11 @@ class Core {
     return layout_.bytes() + (queues_ == nullptr ? 0 : queues_->layout().bytes());
   }
 
-  Status dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result);
+  // `in_one_call`: the receive half follows before the caller's tensors may change.
+  Status dispatch_send(const DispatchInput& input,
+                       const DispatchOptions& options,
+                       DispatchResult& result,
+                       bool in_one_call);
   Status dispatch_receive(const DispatchOptions& options, DispatchResult& result);
   Status combine_send(Handle& handle,
                       const CombineInput& input,
@@ -143,6 +149,7 @@ class Core {
   BackendConfig config_;
   CommunicationOptions options_;
   Limits limits_;
+  Contract contract_;
   protocol::WindowLayout layout_;
   std::unique_ptr<fabric::Window> window_;
   QueueAgreement queue_agreement_;

@@ -84,6 +84,8 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
   engine::CombineRequest request = prepare_combine(limits_, input, route);
   route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);
+  route.target.num_sms = options.num_sms;
+  route.target.stream = options.stream;
   if (output != nullptr) {
     check_output(limits_, *output, route);
     route.target.output = *output;
@@ -107,7 +109,11 @@ Status Core::combine_send(Handle& handle,
   Route& route = *handle.route_;
   // Views end here; but when the expert output is such a view, it is read first.
   const bool reads_views = in_received_rows(request.expert_output) || in_received_rows(request.topk_weights);
-  if (!reads_views) release_views(route);
+  request.reads_views = reads_views && route.views_open;
+  request.ends_views = !reads_views && std::exchange(route.views_open, false);
+  request.in_one_call = output != nullptr && route.num_parts == 0;
+  request.num_sms = options.num_sms;
+  request.stream = options.stream;
   Status status;
   if (route.num_parts == 0) {
     try {

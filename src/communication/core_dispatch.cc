@@ -53,7 +53,10 @@ int Core::free_buffer() const {
   return 0;
 }
 
-Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {
+Status Core::dispatch_send(const DispatchInput& input,
+                           const DispatchOptions& options,
+                           DispatchResult& result,
+                           bool in_one_call) {
   require_usable();
   const auto visit = visit_queues();
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
@@ -62,6 +65,9 @@ Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& op
   Route& route = take_route();
   Handle handle(pool_, &route);
   announcing_misuse([&] { prepare(input, options, route); }, [&] { engine_->abort_dispatch(); });
+  route.request.in_one_call = in_one_call;
+  route.request.num_sms = options.num_sms;
+  route.request.stream = options.stream;
   Status status;
   try {
     status = sub_rounds_ ? sub_rounds_->dispatch(*engine_, options.num_worst_tokens, route)
@@ -69,14 +75,16 @@ Status Core::dispatch_send(const DispatchInput& input, const DispatchOptions& op
   } catch (const Error& error) {
     throw with_rank(error);
   }
-  route.request.stats = {};
-  route.request.topk_ids = {};
+  if (!in_one_call) {
+    route.request.stats = {};
+    route.request.topk_ids = {};
+  }
   if (!status.ok()) return status;
   route.state = RouteState::kSent;
   route.combined = false;
   route.views_open = true;
   result.handle = std::move(handle);
-  return {};
+  return status;
 }
 
 Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& result) {
@@ -106,7 +114,9 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
     refused = std::current_exception();
     route.request.outputs = {};
   }
-  if (const Status status = receive(route); !status.ok()) return status;
+  route.request.stream = options.stream;
+  const Status status = receive(route);
+  if (!status.ok()) return status;
   if (refused != nullptr) std::rethrow_exception(refused);
   if (outcome.needed_rows > 0) {
     return {.code = StatusCode::kOverflow,
@@ -119,7 +129,7 @@ Status Core::dispatch_receive(const DispatchOptions& options, DispatchResult& re
   } else if (limits_.plan.spec.transport == protocol::Transport::kQueue) {
     engine_->release(route.round);  // the views are of this rank's own memory
   }
-  return {};
+  return status;
 }
 
 // Waits for the rows unless they are here, and has the outputs written that were placed. After an overflow, or where

@@ -56,7 +56,9 @@ std::string Core::agreed_text() {
   }
   plan_window();
   if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
-  Fields fields{{"backend", std::string(info().name)}, {"initial_epoch", std::to_string(options_.initial_epoch)}};
+  Fields fields{{"backend", std::string(info().name)},
+                {"engine", std::string(engine::find_engine(options_.engine).name)},
+                {"initial_epoch", std::to_string(options_.initial_epoch)}};
   for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
     fields.insert(fields.end(), more.begin(), more.end());
   }
@@ -175,27 +177,32 @@ void Core::make_window() {
   std::unique_ptr<fabric::Window> queue_window;
   if (makes_queues) queues_.reset();
   all_or_none([&] {
-    const fabric::FabricInfo& fabric = fabric::find_fabric(DeviceKind::kCpu);
-    window_ = fabric.allocate({.bytes = layout_.bytes()});
+    const engine::EngineInfo& engine = engine::find_engine(options_.engine);
+    const fabric::FabricInfo& fabric = fabric::find_fabric(engine.memory);
+    window_ = fabric.allocate({.bytes = layout_.bytes(), .device = {engine.memory, options_.device}});
+    limits_.device = window_->device();
+    contract_ = info().contract;
+    if (limits_.device.kind == DeviceKind::kCuda && contract_.capturable) contract_.counts_on = CountsOn::kDevice;
     if (makes_queues) queue_window = fabric.allocate({.bytes = queue_layout.bytes()});
   });
   if (makes_queues) all_or_none([&] { queue_window->connect(group_, deadline); });
   all_or_none([&] {
     window_->connect(group_, deadline);
     if (uses_queues()) make_queues(std::move(queue_window), queue_layout);
-    engine_ = engine::engines().front().make({.rank = limits_.rank,
-                                              .num_ranks = limits_.num_ranks,
-                                              .params = limits_.params,
-                                              .spec = limits_.plan.spec,
-                                              .layout = layout_,
-                                              .deadline = options_.deadline,
-                                              .first_round_deadline = options_.first_round_deadline,
-                                              .num_threads = options_.num_threads,
-                                              .initial_epoch = options_.initial_epoch,
-                                              .queues = queues_.get(),
-                                              .queue_user = queue_agreement_.user},
-                                             *window_);
-    received_ = std::make_unique<Received>(limits_, layout_);
+    engine_ = engine::find_engine(options_.engine)
+                  .make({.rank = limits_.rank,
+                         .num_ranks = limits_.num_ranks,
+                         .params = limits_.params,
+                         .spec = limits_.plan.spec,
+                         .layout = layout_,
+                         .deadline = options_.deadline,
+                         .first_round_deadline = options_.first_round_deadline,
+                         .num_threads = options_.num_threads,
+                         .initial_epoch = options_.initial_epoch,
+                         .queues = queues_.get(),
+                         .queue_user = queue_agreement_.user},
+                        *window_);
+    received_ = std::make_unique<Received>(limits_, layout_, *engine_);
     pool_ = std::make_shared<HandlePool>();
     pool_->core = this;
   });
@@ -273,6 +280,7 @@ Status Core::reset() {
 Status Core::destroy() {
   if (std::exchange(destroyed_, true)) return {};
   Status status;
+  if (engine_ != nullptr) engine_->drain();
   try {
     // After a fault some rank may be gone for good; the others come within the two deadlines of their last wait.
     if (engine_ == nullptr || engine_->fault().ok()) {

@@ -301,6 +301,11 @@ void check_dispatch_options(const Limits& limits, const DispatchInput& input, co
            std::string(name(limits.params.dtype)) + " and no hidden_states_scale");
   }
   check_statistics(limits, options);
+  if (input.num_tokens_on_device != nullptr && limits.device.kind != DeviceKind::kCuda) {
+    refuse(
+        "num_tokens_on_device is given, and this communication's rows are in host memory; the first dimension of "
+        "hidden_states says how many there are");
+  }
   if (options.expert_alignment < 1) {
     refuse("expert_alignment is " + std::to_string(options.expert_alignment) + "; it must be at least 1");
   }
@@ -332,6 +337,7 @@ void prepare_dispatch(const Limits& limits,
   route.request.replay = replay;
   route.kinds = {};
   route.request.num_tokens = input.hidden_states.shape[0];
+  route.request.num_tokens_on_device = input.num_tokens_on_device;
   route.num_extras = static_cast<int>(input.extra_payloads.size());
   route.num_stats = input.eplb_local_stats.num_rows();
   route.has_ids = input.topk_ids.defined();

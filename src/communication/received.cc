@@ -49,16 +49,23 @@ TensorView Received::wanted(const DispatchOptions& options, int plane) {
   return extra < options.into->extra_payloads.size() ? options.into->extra_payloads[extra] : TensorView{};
 }
 
-Received::Received(const Limits& limits, const protocol::WindowLayout& layout) : limits_(limits), layout_(layout) {
-  stats_.resize(static_cast<std::size_t>(limits.num_ranks) * static_cast<std::size_t>(layout.shape().stats_entries));
+Received::Received(const Limits& limits, const protocol::WindowLayout& layout, engine::Engine& engine)
+    : limits_(limits), layout_(layout), engine_(engine) {
+  const std::int64_t stats = limits.num_ranks * layout.shape().stats_entries;
+  if (stats > 0) stats_ = engine.allocate(stats * static_cast<std::int64_t>(sizeof(std::int32_t)));
   if (by_expert()) make_expert_buffers();
   if (own_copy(protocol::kIdsPlane)) make_room(layout.combine_rows());
 }
 
 void Received::make_room(std::int64_t rows) {
-  const std::size_t picks = static_cast<std::size_t>(rows) * static_cast<std::size_t>(limits_.params.top_k);
-  if (ids_.size() < picks * sizeof(std::int64_t)) ids_.resize(picks * sizeof(std::int64_t));
-  if (weights_.size() < picks * sizeof(float)) weights_.resize(picks * sizeof(float));
+  const std::int64_t picks = rows * limits_.params.top_k;
+  if (picks <= room_) return;
+  room_ = 0;
+  ids_.reset();  // never both
+  weights_.reset();
+  ids_ = engine_.allocate(picks * static_cast<std::int64_t>(sizeof(std::int64_t)));
+  weights_ = engine_.allocate(picks * static_cast<std::int64_t>(sizeof(float)));
+  room_ = picks;
 }
 
 bool Received::shows(int plane) const {
@@ -111,7 +118,7 @@ TensorView Received::window_view(const Route& route, int plane) const {
 engine::OutputPlane Received::own_places(const Route& route, int plane) {
   if (by_expert()) return expert_places(route, plane);
   if (!blocked()) make_room(route.rows_shown);  // with a byte budget nobody knew before
-  std::byte* memory = plane == protocol::kIdsPlane ? ids_.data() : weights_.data();
+  std::byte* memory = plane == protocol::kIdsPlane ? ids_.get() : weights_.get();
   engine::OutputPlane places =
       dense_places(memory, route.kinds[static_cast<std::size_t>(plane)], blocked() ? layout_.shape().max_tokens : 0);
   places.own = true;

@@ -13,7 +13,6 @@
 #include "communication/allocation.h"
 #include "communication/arguments.h"
 #include "communication/handle.h"
-#include "engine/untouched_memory.h"
 #include "protocol/layout.h"
 
 namespace tokenyard::communication {
@@ -21,7 +20,7 @@ namespace tokenyard::communication {
 class Received {
  public:
   // Both are kept by reference, and may change with the calls.
-  Received(const Limits& limits, const protocol::WindowLayout& layout);
+  Received(const Limits& limits, const protocol::WindowLayout& layout, engine::Engine& engine);
 
   struct Outcome {
     std::int64_t needed_rows = 0;  // > 0: the caller's tensors are too small, and there are no outputs
@@ -72,19 +71,22 @@ class Received {
 
   // received_counts.cc
   void fill_counts(const Route& route, RowCounts& counts) const;
+  void tell_device_counts(const engine::Round& round, RowCounts& counts) const;
   void check_stats_into(const Route& route, const TensorView& stats) const;
   TensorView place_stats(Route& route, const DispatchOptions& options);
 
   const Limits& limits_;
   const protocol::WindowLayout& layout_;
-  std::vector<std::byte> ids_;      // [rows, top_k] of i32 or i64
-  std::vector<std::byte> weights_;  // [rows, top_k] of at most 4 bytes
-  std::vector<std::int32_t> stats_;
+  engine::Engine& engine_;  // whose memory these are of
+  std::int64_t room_ = 0;   // picks
+  engine::Memory ids_;      // [rows, top_k] of i32 or i64
+  engine::Memory weights_;  // [rows, top_k] of at most 4 bytes
+  engine::Memory stats_;    // [num_ranks, stats_entries] i32
   bool has_views_ = false;  // of the result that is being placed
 
   struct ExpertBuffer {
-    engine::UntouchedMemory rows;     // the planes of all experts' rows
-    engine::UntouchedMemory combine;  // what the experts make of them
+    engine::Memory rows;     // the planes of all experts' rows
+    engine::Memory combine;  // what the experts make of them
   };
 
   std::vector<ExpertBuffer> expert_buffers_;  // one for every round in flight

@@ -10,6 +10,20 @@
 
 namespace tokenyard::communication {
 
+void Received::tell_device_counts(const engine::Round& round, RowCounts& counts) const {
+  counts.num_rows = -1;
+  counts.dropped_rows = 0;
+  counts.rows_per_source.clear();
+  counts.tokens_per_source.clear();
+  const auto on_device = [this](std::int32_t* values) {
+    TensorView view(values, Dtype::kI32, {limits_.num_ranks});
+    view.device = limits_.device;
+    return view;
+  };
+  counts.rows_per_source_on_device = on_device(round.rows_on_device);
+  counts.tokens_per_source_on_device = on_device(round.tokens_on_device);
+}
+
 void Received::fill_counts(const Route& route, RowCounts& counts) const {
   const engine::Round& round = route.round;
   const std::int64_t kept = blocked() ? round.num_rows : std::min(round.num_rows, round.row_limit);
@@ -20,6 +34,8 @@ void Received::fill_counts(const Route& route, RowCounts& counts) const {
   counts.tokens_per_source.assign(round.tokens_of.begin(), round.tokens_of.end());
   counts.rows_per_expert.clear();
   counts.aligned_rows_per_expert.clear();
+  counts.rows_per_source_on_device = counts.tokens_per_source_on_device = {};
+  if (round.rows_on_device != nullptr) return tell_device_counts(round, counts);
   if (!route.request.outputs.count_experts) return;
   counts.rows_per_expert.assign(round.rows_per_expert.begin(), round.rows_per_expert.end());
   for (const std::int64_t rows : counts.rows_per_expert) {
@@ -42,7 +58,7 @@ void Received::check_stats_into(const Route& route, const TensorView& stats) con
 TensorView Received::place_stats(Route& route, const DispatchOptions& options) {
   route.request.outputs.stats = nullptr;
   if (route.num_stats == 0) return {};
-  std::int32_t* to = stats_.data();
+  auto* to = reinterpret_cast<std::int32_t*>(stats_.get());
   if (options.into != nullptr && options.into->eplb_gathered_stats.defined()) {
     to = options.into->eplb_gathered_stats.as<std::int32_t>();
   } else {

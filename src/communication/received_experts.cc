@@ -26,8 +26,7 @@ void Received::make_expert_buffers() {
   const std::int64_t combine_row = std::int64_t{limits_.params.hidden_size} * size_of(limits_.params.dtype);
   combine_stride_ = protocol::align_up(combine_row, protocol::kRowAlignment);
   for (int i = 0; i < limits_.backend->info.contract.max_in_flight; ++i) {
-    expert_buffers_.push_back(
-        {engine::make_untouched_memory(rows_bytes), engine::make_untouched_memory(rows * combine_stride_)});
+    expert_buffers_.push_back({engine_.allocate(rows_bytes), engine_.allocate(rows * combine_stride_)});
   }
 }
 

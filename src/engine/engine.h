@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -90,6 +91,12 @@ struct DispatchRequest {
   std::int64_t row_limit = 0;  // final places: rows to keep
   std::int64_t tokens_per_rank = 0;
   DispatchOutputs outputs{};  // set before the receive half
+  // Both halves run in one call, so an engine may do all of it in the second.
+  bool in_one_call = false;
+  // CUDA.
+  const std::int32_t* num_tokens_on_device = nullptr;
+  int num_sms = 0;
+  Stream stream{};
 };
 
 struct CombineRequest {
@@ -98,13 +105,25 @@ struct CombineRequest {
   TensorView expert_output{};
   // [rows, top_k] f32 to bring back; expert major: [num_tokens, top_k] f32 to weigh with; or not given.
   TensorView topk_weights{};
+  bool in_one_call = false;
+  // The dispatch's rows end with this combine, and the peers have not been told: nothing of them is read any more, or
+  // these tensors lie among them.
+  bool ends_views = false;
+  bool reads_views = false;
+  int num_sms = 0;
+  Stream stream{};
 };
 
 struct CombineTarget {
   TensorView output{};
   std::array<TensorView, 2> bias{};
   TensorView topk_weights{};  // [num_tokens, top_k] f32, or not given
+  int num_sms = 0;
+  Stream stream{};
 };
+
+// Freed the way it was made.
+using Memory = std::unique_ptr<std::byte, std::function<void(std::byte*)>>;
 
 class Engine {
  public:
@@ -115,6 +134,10 @@ class Engine {
   Engine& operator=(Engine&&) = delete;
   virtual ~Engine() = default;
 
+  // Makes room in a new round, for all that an operation may keep in it.
+  virtual void reserve(Round& round) = 0;
+  // Memory that tensors of this engine's rounds may be in; never inside a round.
+  [[nodiscard]] virtual Memory allocate(std::int64_t bytes) = 0;
   // What the operations that follow move: rows of other sizes in the same sections. Both halves of an operation, on
   // every rank, are called with the same shapes.
   virtual void reshape(const MoeParams& params, const protocol::WindowLayout& layout) = 0;
@@ -148,6 +171,10 @@ class Engine {
 
   // The sticky fault, also one of another communication on the same queues; kOk when there is none.
   [[nodiscard]] virtual Status fault() const = 0;
+  // The fault, or what else has happened to an operation that returned before it ran. Throws kMismatch.
+  [[nodiscard]] virtual Status poll() = 0;
+  // Returns when nothing of this engine runs any more.
+  virtual void drain() = 0;
   // Forgets faults and open operations. Between two barriers of the group, with no rank inside an operation; `epoch`
   // is agreed and ahead of every rank's epochs. Queues have been set back before.
   virtual void reset(std::uint32_t epoch) = 0;
@@ -160,10 +187,13 @@ struct EngineInfo {
   std::string_view name;
   std::string_view description;
   EngineKind kind;
+  DeviceKind memory;  // of its windows and tensors
   std::unique_ptr<Engine> (*make)(const Setup& setup, fabric::Window& window);
 };
 
 // Every engine of this build, in order of preference.
 [[nodiscard]] std::span<const EngineInfo> engines();
+// Throws kUnsupported when this build has none of that kind; kAutomatic: the first.
+[[nodiscard]] const EngineInfo& find_engine(EngineKind kind);
 
 }  // namespace tokenyard::engine

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "protocol/layout.h"
@@ -29,6 +30,16 @@ struct ExpertRows {
   std::vector<std::int32_t> routes_per_expert;  // [num_local_experts], with repeated picks
   std::vector<std::int64_t> waited;             // [num_ranks] nanoseconds, by the receive half
   bool has_weights = false;
+};
+
+// What an engine keeps of a round besides, where it needs it.
+struct RoundMemory {
+  RoundMemory() = default;
+  RoundMemory(const RoundMemory&) = delete;
+  RoundMemory& operator=(const RoundMemory&) = delete;
+  RoundMemory(RoundMemory&&) = delete;
+  RoundMemory& operator=(RoundMemory&&) = delete;
+  virtual ~RoundMemory() = default;
 };
 
 struct Round {
@@ -65,6 +76,11 @@ struct Round {
   std::int64_t space_stride = 0;
 
   ExpertRows experts;  // expert major
+
+  std::unique_ptr<RoundMemory> memory;
+  // [num_ranks] on the device, where counts stay there: rows from each source and its tokens.
+  std::int32_t* rows_on_device = nullptr;
+  std::int32_t* tokens_on_device = nullptr;
 
   // `row` is the token index where sources have spaces of their own, and else the row of the result (source is then 0).
   [[nodiscard]] const std::byte* received_row(int plane, std::int64_t source, std::int64_t row) const {

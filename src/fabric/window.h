@@ -45,6 +45,9 @@ class Window {
   [[nodiscard]] virtual std::int64_t bytes() const = 0;
   // Whose loads and stores `own` and `peer` are for.
   [[nodiscard]] virtual Device device() const = 0;
+
+  // After `connect`: how many ranks share this rank's device, itself among them. Ranks on the host share no device.
+  [[nodiscard]] virtual int ranks_on_device() const { return 1; }
 };
 
 struct FabricInfo {

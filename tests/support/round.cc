@@ -191,6 +191,7 @@ Status dispatch(Communication& communication,
                 const DispatchOptions& options,
                 const RoundPlan& plan,
                 DispatchResult& result) {
+  if (plan.dispatch_with) return plan.dispatch_with(communication, input, options, result);
   if (!plan.between_halves) return communication.dispatch(input, options, result);
   auto* split = communication.get<SplitPhases>();
   if (const Status sent = split->dispatch_send(input, options, result); !sent.ok()) return sent;
@@ -203,6 +204,7 @@ Status combine(Communication& communication,
                const CombineTensors& tensors,
                const RoundPlan& plan,
                TensorView& output) {
+  if (plan.combine_with) return plan.combine_with(communication, handle, tensors.input, tensors.options, output);
   if (!plan.between_halves) return communication.combine(handle, tensors.input, tensors.options, output);
   auto* split = communication.get<SplitPhases>();
   if (const Status sent = split->combine_send(handle, tensors.input, tensors.options); !sent.ok()) return sent;

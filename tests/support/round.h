@@ -34,6 +34,10 @@ struct RoundPlan {
   bool tell_num_tokens = false;  // all_gather: num_tokens_per_rank
   DispatchCast cast = DispatchCast::kNone;
   std::function<void()> between_halves{};  // given: each phase goes in two halves, and this runs between them
+  // Given: called instead of the communication's own, as where tensors go through a device's memory.
+  std::function<Status(Communication&, const DispatchInput&, const DispatchOptions&, DispatchResult&)> dispatch_with{};
+  std::function<Status(Communication&, Handle&, const CombineInput&, const CombineOptions&, TensorView&)>
+      combine_with{};
 };
 
 // What the reference needs to know of a communication and a plan.

@@ -42,6 +42,7 @@ Status HostEngine::combine_send(const CombineRequest& request, Round& round) {
   if (queued_) queued_->take_turn(kCombinePhase, epoch);
   open_combines_.push_back(epoch);
   begin(Phase::kCombine, epoch);
+  if (request.ends_views) release(round);
   const Status status = wait_combine_section(epoch);
   if (!status.ok()) return status;
   if (queued_) return combine_through_queues(request, round);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/host/word.h"
+#include "engine/untouched_memory.h"
 #include "protocol/block_cast.h"
 #include "protocol/owner.h"
 
@@ -76,6 +77,16 @@ HostEngine::HostEngine(const Setup& setup, fabric::Window& window)
   sum_rows_.resize(ranks * threads);
   if (queued_) seen_faults_ = setup.queues->num_faults();
   set_back(setup.initial_epoch);
+}
+
+void HostEngine::reserve(Round& round) {
+  const bool routed = protocol::routed(setup_.spec.placement);
+  round.reserve(setup_.layout.shape(), routed ? setup_.params.top_k : 0, num_experts_);
+}
+
+Memory HostEngine::allocate(std::int64_t bytes) {
+  UntouchedMemory memory = make_untouched_memory(bytes);
+  return Memory(memory.release(), [](std::byte* address) { UntouchedMemory::deleter_type()(address); });
 }
 
 void HostEngine::reshape(const MoeParams& params, const protocol::WindowLayout& layout) {

@@ -21,6 +21,8 @@ class HostEngine final : public Engine {
  public:
   HostEngine(const Setup& setup, fabric::Window& window);
 
+  void reserve(Round& round) override;
+  [[nodiscard]] Memory allocate(std::int64_t bytes) override;
   void reshape(const MoeParams& params, const protocol::WindowLayout& layout) override;
   void check_dispatch() const override;
   void check_combine() const override;
@@ -37,6 +39,10 @@ class HostEngine final : public Engine {
   Status acquire_combine_section() override;
 
   [[nodiscard]] Status fault() const override;
+
+  [[nodiscard]] Status poll() override { return fault(); }
+
+  void drain() override {}
 
   void reset(std::uint32_t epoch) override;
   [[nodiscard]] std::uint32_t latest_epoch() const override;
@@ -205,6 +211,7 @@ inline constexpr EngineInfo kHostEngine{
     .name = "host",
     .description = "CPU threads with SIMD, on ranks that are threads or processes of one host",
     .kind = EngineKind::kHost,
+    .memory = DeviceKind::kCpu,
     .make = make_host_engine,
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cuda/cuda_window.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -24,6 +25,10 @@ using system::FileDescriptor;
 using SharedMemory = std::shared_ptr<const DeviceMemory>;
 using SharedSegment = std::shared_ptr<const PinnedSegment>;
 
+int ranks_with(const WindowCard& card, const std::vector<WindowCard>& cards) {
+  return static_cast<int>(std::ranges::count(cards, card.uuid, &WindowCard::uuid));
+}
+
 class DeviceWindow final : public Window {
  public:
   explicit DeviceWindow(const WindowRequest& request)
@@ -38,6 +43,7 @@ class DeviceWindow final : public Window {
 
   void connect(const Group& group, milliseconds deadline) override {
     const Meeting meeting = meet(group, card_, deadline);
+    ranks_on_device_ = ranks_with(card_, meeting.cards);
     FileDescriptor exported;
     all_or_none(group, deadline, [&] {
       require_reach(context_, meeting.cards, group.rank());
@@ -67,6 +73,8 @@ class DeviceWindow final : public Window {
 
   [[nodiscard]] Device device() const override { return {DeviceKind::kCuda, context_.index()}; }
 
+  [[nodiscard]] int ranks_on_device() const override { return ranks_on_device_; }
+
  private:
   using SharedMapping = std::shared_ptr<const Mapping>;
 
@@ -82,6 +90,7 @@ class DeviceWindow final : public Window {
   Context context_;
   std::int64_t bytes_;
   WindowCard card_;
+  int ranks_on_device_ = 1;
   SharedMemory own_;
   std::vector<SharedMapping> peers_;
 };
@@ -98,6 +107,7 @@ class MappedHostWindow final : public Window {
 
   void connect(const Group& group, milliseconds deadline) override {
     const Meeting meeting = meet(group, card_, deadline);
+    ranks_on_device_ = ranks_with(card_, meeting.cards);
     std::vector<FileDescriptor> descriptors(meeting.cards.size());
     if (meeting.any_foreign) {
       descriptors = exchange_descriptors(group, own_->segment().fd(), meeting.foreign, deadline);
@@ -123,6 +133,8 @@ class MappedHostWindow final : public Window {
 
   [[nodiscard]] Device device() const override { return {DeviceKind::kCuda, context_.index()}; }
 
+  [[nodiscard]] int ranks_on_device() const override { return ranks_on_device_; }
+
  private:
   struct Peer {
     SharedSegment segment;
@@ -131,6 +143,7 @@ class MappedHostWindow final : public Window {
 
   Context context_;
   WindowCard card_;
+  int ranks_on_device_ = 1;
   SharedSegment own_;
   std::byte* address_ = nullptr;
   std::vector<Peer> peers_;

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of the CUDA engine, for host code. Each call enqueues one launch on the stream and returns; the grid must
+// fit the device all at once together with those of other ranks there. Loading makes a kernel resident, so that no
+// launch of it loads code while another kernel waits.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "engine/cuda/tasks.h"
+
+namespace tokenyard::engine::cuda {
+
+// Throws kSystem with CUDA's words unless `outcome` is cudaSuccess.
+void check(cudaError_t outcome, const char* what);
+
+void load_rank_major_dispatch();
+void launch_rank_major_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream);
+
+void load_combine();
+void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream);
+
+// One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
+void launch_abort_dispatch(const Common& common, cudaStream_t stream);
+// The same of the combine of a round.
+void launch_abort_combine(const Common& common, const RouteMemory& route, cudaStream_t stream);
+// Nothing of the round's rows will be read any more, and no combine follows.
+void launch_release(const Common& common, const RouteMemory& route, cudaStream_t stream);
+void load_notices();
+
+}  // namespace tokenyard::engine::cuda

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small kernels of one block: what a rank tells its peers when it does not take part in an operation, or ends a round
+// without a combine.
+#include "engine/cuda/kernels.h"
+#include "engine/cuda/routes.cuh"
+#include "engine/cuda/waits.cuh"
+#include "engine/cuda/windows.cuh"
+
+namespace tokenyard::engine::cuda {
+namespace {
+
+__device__ void stamp_aborted(const Common& common, int to, int phase, std::uint32_t epoch) {
+  protocol::HeaderLine* header = header_of(common, to, phase, epoch, common.rank);
+  header->status = protocol::HeaderStatus::kAborted;
+  store_release_system(&header->stamp, protocol::encode_stamp(epoch, 0));
+}
+
+__global__ void __launch_bounds__(kThreads) abort_dispatch(const __grid_constant__ Common common) {
+  if (load_relaxed_device(&common.board->failed) != 0) return;
+  Board& board = *common.board;
+  const std::uint32_t before = board.epochs[protocol::kDispatchPhase];
+  const std::uint32_t epoch = before + 1;
+  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
+    const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
+    const bool there = wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
+      return protocol::reached(protocol::headers_read(load_acquire_system(word)), epoch - protocol::kHeaderSlots);
+    });
+    if (there) stamp_aborted(common, peer, protocol::kDispatchPhase, epoch);
+  }
+  // An older result that is still a view keeps its rows.
+  const std::uint32_t released = board.rows_released == before ? epoch : board.rows_released;
+  __syncthreads();
+  if (threadIdx.x == 0) board.epochs[protocol::kDispatchPhase] = epoch;
+  __syncthreads();
+  release_views(common, released);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    abort_combine(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route) {
+  if (load_relaxed_device(&common.board->failed) != 0 || load_relaxed_device(route.state + kRouteAborted) != 0) return;
+  const std::uint32_t epoch = common.board->epochs[protocol::kCombinePhase] + 1;
+  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
+    const std::uint64_t* word = progress_of(common, common.rank, protocol::kCombinePhase, peer);
+    const bool there = wait_until(common, {peer, Phase::kCombine, epoch}, [&] {
+      return protocol::reached(protocol::rows_released(load_acquire_system(word)), common.owed[peer]);
+    });
+    if (there && route.rows_received[peer] > 0) {
+      stamp_aborted(common, peer, protocol::kCombinePhase, epoch);
+      common.owed[peer] = epoch;
+    }
+    store_release_system(progress_of(common, peer, protocol::kCombinePhase, common.rank),
+                         protocol::encode_progress(epoch, epoch));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) common.board->epochs[protocol::kCombinePhase] = epoch;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    release(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route) {
+  if (load_relaxed_device(&common.board->failed) != 0) return;
+  release_views(common, common.board->epochs[protocol::kDispatchPhase]);
+  clear_route(route, common.num_ranks);
+}
+
+}  // namespace
+
+void load_notices() {
+  cudaFuncAttributes attributes{};
+  for (const void* kernel : {reinterpret_cast<const void*>(abort_dispatch),
+                             reinterpret_cast<const void*>(abort_combine), reinterpret_cast<const void*>(release)}) {
+    check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+  }
+}
+
+void launch_abort_dispatch(const Common& common, cudaStream_t stream) {
+  abort_dispatch<<<1, kThreads, 0, stream>>>(common);
+  check(cudaGetLastError(), "launching the end of a dispatch");
+}
+
+void launch_abort_combine(const Common& common, const RouteMemory& route, cudaStream_t stream) {
+  abort_combine<<<1, kThreads, 0, stream>>>(common, route);
+  check(cudaGetLastError(), "launching the end of a combine");
+}
+
+void launch_release(const Common& common, const RouteMemory& route, cudaStream_t stream) {
+  release<<<1, kThreads, 0, stream>>>(common, route);
+  check(cudaGetLastError(), "launching a release");
+}
+
+}  // namespace tokenyard::engine::cuda

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host side of the CUDA engine hands to its kernels: plain data, passed by value, and the memory that kernels
+// of one communication share. Pointers are device pointers of the calling rank unless said otherwise.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "tokenyard/tensor.h"
+
+#include "protocol/layout.h"
+#include "protocol/planes.h"
+
+namespace tokenyard::engine::cuda {
+
+inline constexpr int kThreads = 512;    // of a block
+inline constexpr int kMaxRanks = 1024;  // as the library
+inline constexpr int kMaxTopK = 64;
+inline constexpr int kWordBits = 32;  // ranks in a word of a token's set of ranks
+
+// In device memory, one per communication. The last block of each operation writes it for the next one.
+struct Board {
+  std::uint32_t epochs[protocol::kNumPhases] =
+      {};                           // NOLINT(modernize-avoid-c-arrays): device code; of the last operation
+  std::uint32_t rows_released = 0;  // of dispatch, as last told to the peers
+  std::uint32_t failed = 0;         // not 0: a wait ran out, and all that follows ends at once
+  std::uint32_t blocks_done = 0;
+  std::uint32_t blocks_staged = 0;
+  std::uint32_t initial_epoch = 0;
+  std::uint64_t deadline_ns = 0;        // of one wait
+  std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
+  std::uint64_t invalid_ids = 0;        // ids that are no experts, since creation: their picks were dropped
+};
+
+enum class NoticeKind : std::uint32_t { kNone, kTimeout, kAborted, kMismatch };
+
+// In pinned host memory that the device reaches: what the host may read at any time without synchronising.
+struct Notice {
+  NoticeKind kind;
+  std::int32_t peer;
+  std::uint32_t phase;  // tokenyard::Phase
+  std::uint32_t epoch;
+  std::uint64_t waited_ns;
+};
+
+struct HostBoard {
+  Notice fault;    // sticky
+  Notice aborted;  // the last operation that a peer gave up, or in which ranks passed what must agree and did not
+  std::uint64_t invalid_ids;
+};
+
+// What a dispatch leaves for its combine, in device memory that a handle owns.
+struct RouteMemory {
+  std::uint32_t* ranks_of_token = nullptr;  // [max_tokens, words]: bit r = the token goes to rank r
+  std::uint64_t* masks = nullptr;           // [num_ranks, max_chunks]: tokens of the chunk that have a row here
+  std::uint32_t* rows_sent = nullptr;       // [num_ranks]
+  std::uint32_t* rows_received = nullptr;   // [num_ranks]
+  std::int32_t* tokens_of = nullptr;        // [num_ranks]
+  std::uint32_t* state = nullptr;           // [kRouteStates]
+  int words = 1;                            // ceil(num_ranks / kWordBits)
+};
+
+// kRouteAborted: the dispatch was given up by a rank, and no rank will combine it. kCombineAborted: an owner of this
+// rank's rows gave the combine up.
+enum RouteState : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteStates };
+
+// What every kernel of a communication is given.
+struct Common {
+  protocol::WindowLayout layout{};
+  std::byte* const* windows = nullptr;  // [num_ranks]
+  Board* board = nullptr;
+  HostBoard* host = nullptr;
+  std::uint32_t* arrivals = nullptr;  // [max_chunks]: tokens of a chunk that are on their way; 0 between operations
+  std::uint32_t* owed = nullptr;      // [num_ranks]: combine in which this rank last owed rows to each origin
+  int rank = 0;
+  int num_ranks = 1;
+};
+
+// One payload on its way: where token 0's row is, and where its row goes inside a payload space.
+struct Lane {
+  const std::byte* from = nullptr;
+  std::int64_t from_stride = 0;
+  std::int64_t offset = 0;
+  std::int64_t stride = 0;
+  std::int64_t row_bytes = 0;
+  int unit = 1;  // bytes of one access: divides all of the above
+};
+
+// Where the rows of one plane of the result go, when not to where they arrive.
+struct Copied {
+  std::byte* data = nullptr;
+  std::int64_t block_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t row_bytes = 0;
+  std::int64_t offset = 0;  // of the plane in a payload space
+  std::int64_t stride = 0;
+  int unit = 1;
+};
+
+struct Ids {
+  const std::byte* from = nullptr;
+  std::int64_t from_stride = 0;
+  std::int64_t offset = 0;  // of the plane of wire ids
+  std::int64_t stride = 0;
+  bool from_i64 = false;
+  std::byte* to = nullptr;
+  std::int64_t to_block_stride = 0;
+  std::int64_t to_row_stride = 0;
+  bool to_i64 = false;
+  int top_k = 0;
+  int num_experts = 0;
+  std::int64_t invalid_id = -1;
+};
+
+struct DispatchTask {
+  Common common{};
+  RouteMemory route{};
+  std::array<Lane, protocol::kMaxPlanes> lanes{};
+  std::array<Copied, protocol::kMaxPlanes> copied{};
+  int num_lanes = 0;
+  int num_copied = 0;
+  Ids ids{};
+  std::int64_t num_tokens = 0;
+  const std::int32_t* num_tokens_on_device = nullptr;  // when not null, num_tokens is the most that it may hold
+  std::int64_t rows_per_block = 0;
+  std::uint64_t digest = 0;
+  std::int64_t agreed = 0;
+  const std::int32_t* stats = nullptr;
+  std::int32_t* gathered_stats = nullptr;  // [num_ranks, num_stats]
+  std::int64_t num_stats = 0;
+  bool sends = true;
+  bool receives = true;
+  bool counts = true;  // false when the same rows are received again
+};
+
+struct CombineTask {
+  Common common{};
+  RouteMemory route{};
+  // The expert output, where it does not lie in the window already.
+  const std::byte* from = nullptr;
+  std::int64_t from_block_stride = 0;
+  std::int64_t from_row_stride = 0;
+  std::int64_t row_bytes = 0;  // of a row on the wire
+  int unit = 1;
+  bool staged = false;
+  bool ends_views = false;   // nothing of the dispatch's rows is read any more
+  bool reads_views = false;  // only staging does, and ends them
+  std::byte* output = nullptr;
+  std::int64_t output_stride = 0;
+  std::array<const std::byte*, 2> bias{};
+  std::array<std::int64_t, 2> bias_stride{};
+  Dtype from_dtype = Dtype::kBf16;
+  Dtype rows_dtype = Dtype::kBf16;  // on the wire
+  Dtype output_dtype = Dtype::kBf16;
+  std::int64_t hidden = 0;
+  bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire
+  bool sends = true;
+  bool receives = true;
+};
+
+}  // namespace tokenyard::engine::cuda

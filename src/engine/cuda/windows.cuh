@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Windows seen through the layout, by kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/cuda/tasks.h"
+#include "protocol/layout.h"
+#include "protocol/stamp.h"
+
+namespace tokenyard::engine::cuda {
+
+__device__ __forceinline__ std::byte* window_of(const Common& common, int rank) {
+  return common.windows[rank];
+}
+
+__device__ __forceinline__ std::uint64_t* progress_of(const Common& common, int window, int phase, int peer) {
+  return reinterpret_cast<std::uint64_t*>(window_of(common, window) + common.layout.released(phase, peer));
+}
+
+__device__ __forceinline__ protocol::HeaderLine* header_of(
+    const Common& common, int window, int phase, std::uint32_t epoch, int source) {
+  return reinterpret_cast<protocol::HeaderLine*>(window_of(common, window) +
+                                                 common.layout.header(phase, protocol::header_slot(epoch), source));
+}
+
+__device__ __forceinline__ protocol::ChunkLine* chunk_of(const Common& common,
+                                                         int window,
+                                                         int source,
+                                                         std::int64_t index) {
+  return reinterpret_cast<protocol::ChunkLine*>(window_of(common, window) + common.layout.chunk(source, index));
+}
+
+// True for all threads of the block that is the last to come here, when all that the others did before is seen by it.
+__device__ inline bool last_block(std::uint32_t* counter) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) last = add_acq_rel_device(counter, 1) == gridDim.x - 1;
+  __syncthreads();
+  return last;
+}
+
+}  // namespace tokenyard::engine::cuda

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/device_round.h"
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "support/check.h"
+
+namespace tokenyard::gpu_tests {
+namespace {
+
+// Bytes from the first element to behind the last one.
+std::int64_t span_of(const TensorView& view) {
+  if (view.num_elements() == 0) return 0;
+  std::int64_t last = 0;
+  for (int i = 0; i < view.num_dims; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    last += (view.shape[at] - 1) * view.strides[at];
+  }
+  return (last + 1) * size_of(view.dtype);
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t outcome, const char* what) {
+  support::check(outcome == cudaSuccess, std::string(what) + ": " + cudaGetErrorString(outcome));
+}
+
+int num_devices(std::string& reason) {
+  int count = 0;
+  const cudaError_t outcome = cudaGetDeviceCount(&count);
+  if (outcome == cudaSuccess && count > 0) return count;
+  reason = outcome == cudaSuccess ? "no CUDA device" : cudaGetErrorString(outcome);
+  return 0;
+}
+
+namespace {
+
+// Not counted on the device; what the ids say, which are checked themselves.
+void count_experts(const Communication& communication, DispatchResult& result) {
+  const MoeParams& params = communication.params();
+  const std::int64_t first = support::first_expert_of(params, communication.rank(), communication.num_ranks());
+  const std::int64_t num = support::num_experts_of(params, communication.rank(), communication.num_ranks());
+  std::vector<std::int64_t>& counts = result.counts.rows_per_expert;
+  counts.assign(static_cast<std::size_t>(num), 0);
+  for (std::int64_t row = 0; row < support::num_flat_rows(result.topk_ids); ++row) {
+    std::set<std::int64_t> experts;
+    for (int slot = 0; slot < params.top_k; ++slot) {
+      const std::byte* ids = support::row_of(result.topk_ids, row);
+      const bool wide = result.topk_ids.dtype == Dtype::kI64;
+      const std::int64_t id = wide ? reinterpret_cast<const std::int64_t*>(ids)[slot]
+                                   : std::int64_t{reinterpret_cast<const std::int32_t*>(ids)[slot]};
+      if (id >= first && id < first + num) experts.insert(id - first);
+    }
+    for (const std::int64_t expert : experts)
+      ++counts[static_cast<std::size_t>(expert)];
+  }
+  result.counts.aligned_rows_per_expert = counts;
+}
+
+}  // namespace
+
+DeviceRounds::DeviceRounds(const Options& options) : options_(options) {
+  check_cuda(cudaSetDevice(options.device), "cudaSetDevice");
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, static_cast<std::size_t>(options.arena_bytes)), "cudaMalloc");
+  arena_ = static_cast<std::byte*>(memory);
+}
+
+DeviceRounds::~DeviceRounds() {
+  static_cast<void>(cudaStreamSynchronize(stream_));
+  static_cast<void>(cudaFree(arena_));
+  static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+std::byte* DeviceRounds::take(std::int64_t bytes) {
+  std::byte* memory = arena_ + used_;
+  used_ += (bytes + 255) / 256 * 256;
+  support::check(used_ <= options_.arena_bytes, "the arena of a test is too small");
+  return memory;
+}
+
+TensorView DeviceRounds::to_device(const TensorView& host) {
+  if (!host.defined()) return host;
+  TensorView device = host;
+  device.device = {.kind = DeviceKind::kCuda, .index = options_.device};
+  const std::int64_t bytes = span_of(host);
+  // The same place within 64 bytes, so that alignments are as the test meant them.
+  const auto shift = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(host.data) % 64);
+  device.data = take(bytes + shift) + shift;
+  if (bytes == 0) return device;
+  check_cuda(cudaMemcpyAsync(device.data, host.data, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+             "cudaMemcpyAsync to the device");
+  return device;
+}
+
+void DeviceRounds::to_host(const TensorView& host, const TensorView& device) const {
+  const std::int64_t bytes = span_of(device);
+  if (bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(host.data, device.data, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
+             "cudaMemcpyAsync to the host");
+}
+
+void DeviceRounds::synchronize() const {
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+TensorView DeviceRounds::mirror(const TensorView& device) {
+  if (!device.defined()) return device;
+  mirrors_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(span_of(device)) + 1));
+  TensorView host = device;
+  host.device = {};
+  host.data = mirrors_.back().get();
+  to_host(host, device);
+  return host;
+}
+
+// What a phase came to: everything has run when this returns.
+Status DeviceRounds::outcome(Communication& communication, const Status& status) const {
+  if (!status.ok()) return status;
+  support::check(status.code == StatusCode::kEnqueued, "a phase on a GPU is enqueued");
+  synchronize();
+  return communication.poll();
+}
+
+Status DeviceRounds::dispatch(Communication& communication,
+                              const DispatchInput& input,
+                              const DispatchOptions& options,
+                              DispatchResult& result) {
+  used_ = 0;
+  mirrors_.clear();
+  extras_.clear();
+  DispatchInput on_device = input;
+  for (TensorView* view : {&on_device.hidden_states, &on_device.topk_ids, &on_device.topk_weights,
+                           &on_device.hidden_states_scale, &on_device.router_logits, &on_device.eplb_local_stats})
+    *view = to_device(*view);
+  for (const TensorView& extra : input.extra_payloads)
+    extras_.push_back(to_device(extra));
+  on_device.extra_payloads = extras_;
+  DispatchOptions with_stream = options;
+  with_stream.stream.native = stream_;
+  with_stream.num_sms = options_.num_sms;
+  DispatchResult into;
+  std::vector<std::pair<TensorView, TensorView>> callers;  // host, device
+  if (options.into != nullptr) {
+    const auto bring = [&](const TensorView& host) {
+      if (!host.defined()) return host;
+      callers.emplace_back(host, to_device(host));
+      return callers.back().second;
+    };
+    into.hidden_states = bring(options.into->hidden_states);
+    into.hidden_states_scale = bring(options.into->hidden_states_scale);
+    into.topk_ids = bring(options.into->topk_ids);
+    into.topk_weights = bring(options.into->topk_weights);
+    into.router_logits = bring(options.into->router_logits);
+    for (const TensorView& extra : options.into->extra_payloads)
+      into.extra_payloads.push_back(bring(extra));
+    with_stream.into = &into;
+  }
+  const Status status = outcome(communication, communication.dispatch(on_device, with_stream, result));
+  if (status.code != StatusCode::kOk) return status;
+  const auto show = [&](TensorView& view) {
+    for (const auto& [host, device] : callers) {
+      if (view.data != device.data) continue;
+      to_host(host, device);
+      view.data = host.data;
+      view.device = {};
+      return;
+    }
+    view = mirror(view);
+  };
+  for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
+                           &result.router_logits, &result.eplb_gathered_stats})
+    show(*view);
+  for (TensorView& extra : result.extra_payloads)
+    show(extra);
+  const TensorView rows = mirror(result.counts.rows_per_source_on_device);
+  const TensorView tokens = mirror(result.counts.tokens_per_source_on_device);
+  synchronize();
+  result.counts.num_rows = 0;
+  for (int source = 0; source < communication.num_ranks(); ++source) {
+    result.counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
+    result.counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
+    result.counts.num_rows += result.counts.rows_per_source.back();
+  }
+  count_experts(communication, result);
+  return status;
+}
+
+Status DeviceRounds::combine(Communication& communication,
+                             Handle& handle,
+                             const CombineInput& input,
+                             const CombineOptions& options,
+                             TensorView& output) {
+  CombineInput on_device = input;
+  TensorView window;
+  if (options_.zero_copy) window = communication.combine_input(handle, input.expert_output.dtype);
+  if (window.defined()) {
+    const std::int64_t bytes = support::last_dim_bytes(window);
+    for (std::int64_t row = 0; row < support::num_flat_rows(window); ++row) {
+      check_cuda(cudaMemcpyAsync(support::row_of(window, row), support::row_of(input.expert_output, row),
+                                 static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+                 "cudaMemcpyAsync of expert output");
+    }
+    on_device.expert_output = window;
+  } else {
+    on_device.expert_output = to_device(input.expert_output);
+  }
+  on_device.topk_weights = to_device(input.topk_weights);
+  for (TensorView& bias : on_device.bias)
+    bias = to_device(bias);
+  CombineOptions with_stream = options;
+  with_stream.stream.native = stream_;
+  with_stream.num_sms = options_.num_sms;
+  TensorView output_on_device = to_device(output);
+  const Status status = outcome(communication, communication.combine(handle, on_device, with_stream, output_on_device));
+  if (status.code != StatusCode::kOk) return status;
+  to_host(output, output_on_device);
+  synchronize();
+  return status;
+}
+
+support::RoundPlan DeviceRounds::through_device(support::RoundPlan plan) {
+  plan.dispatch_with = [this](Communication& communication, const DispatchInput& input, const DispatchOptions& options,
+                              DispatchResult& result) { return dispatch(communication, input, options, result); };
+  plan.combine_with = [this](Communication& communication, Handle& handle, const CombineInput& input,
+                             const CombineOptions& options,
+                             TensorView& output) { return combine(communication, handle, input, options, output); };
+  return plan;
+}
+
+}  // namespace tokenyard::gpu_tests

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's rounds on a GPU, for checks that look at host memory: inputs and the caller's tensors are copied to the
+// device, the phase runs on a stream, and what it gave is copied back. Plugs into RoundPlan::dispatch_with and
+// combine_with. Device memory comes from one block that is taken before any round: allocations may synchronise a device
+// on which another rank's kernel waits for this one.
+// Thread rule: one thread, with the rank's device as its current one.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tokenyard/communication.h"
+
+#include "support/round.h"
+
+namespace tokenyard::gpu_tests {
+
+void check_cuda(cudaError_t outcome, const char* what);
+
+// Devices that the tests may use; 0 with the reason where there are none.
+[[nodiscard]] int num_devices(std::string& reason);
+
+class DeviceRounds {
+ public:
+  struct Options {
+    int device = 0;
+    bool zero_copy = false;  // expert output is copied into combine_input() where there is one
+    int num_sms = 0;
+    std::int64_t arena_bytes = std::int64_t{256} << 20;
+  };
+
+  explicit DeviceRounds(const Options& options);
+  ~DeviceRounds();
+  DeviceRounds(const DeviceRounds&) = delete;
+  DeviceRounds& operator=(const DeviceRounds&) = delete;
+  DeviceRounds(DeviceRounds&&) = delete;
+  DeviceRounds& operator=(DeviceRounds&&) = delete;
+
+  Status dispatch(Communication& communication,
+                  const DispatchInput& input,
+                  const DispatchOptions& options,
+                  DispatchResult& result);
+  Status combine(Communication& communication,
+                 Handle& handle,
+                 const CombineInput& input,
+                 const CombineOptions& options,
+                 TensorView& output);
+
+  // The plan with both hooks set to this object, which must outlive it.
+  [[nodiscard]] support::RoundPlan through_device(support::RoundPlan plan);
+
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+
+  // The same tensor in device memory, with its gaps; not given stays so. Valid until the next dispatch.
+  TensorView to_device(const TensorView& host);
+  void to_host(const TensorView& host, const TensorView& device) const;
+  void synchronize() const;
+
+ private:
+  TensorView mirror(const TensorView& device);
+  std::byte* take(std::int64_t bytes);
+  Status outcome(Communication& communication, const Status& status) const;
+
+  Options options_;
+  cudaStream_t stream_ = nullptr;
+  std::byte* arena_ = nullptr;
+  std::int64_t used_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
+  std::vector<TensorView> extras_;
+};
+
+}  // namespace tokenyard::gpu_tests
