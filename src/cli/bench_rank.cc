@@ -165,7 +165,7 @@ class BenchRank {
   }
 
   // Memory that keeps what the first round wrote.
-  TensorView expert_output() { return expert_memory_.view(communication_, received_); }
+  TensorView expert_output() { return expert_memory_.view(*device_, communication_, received_); }
 
   // Row by row in the order of (source, token): the layouts differ only in where a row stands.
   void run_experts() {
@@ -236,6 +236,7 @@ class BenchRank {
 
   const BenchJob& job_;
   int rank_;
+  std::unique_ptr<RankDevice> device_ = make_rank_device({}, 0);
   Communication communication_;
   std::int64_t row_bytes_ = 0;
   std::vector<std::byte> hidden_, output_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/common_options.h"
 
+#include <algorithm>
 #include <map>
 
 #include <CLI/CLI.hpp>
@@ -26,6 +27,10 @@ std::vector<const BackendInfo*> chosen_backends(const std::vector<std::string>& 
     }
   }
   return result;
+}
+
+bool asks_for_all(const std::vector<std::string>& names) {
+  return std::ranges::find(names, kAllBackends) != names.end();
 }
 
 void add_backend_option(CLI::App& command, std::vector<std::string>& backends) {

@@ -18,6 +18,9 @@ namespace tokenyard::cli {
 // By names and aliases; `all` is every backend that moves tokens.
 [[nodiscard]] std::vector<const BackendInfo*> chosen_backends(const std::vector<std::string>& names);
 
+// Whether `all` is among the names.
+[[nodiscard]] bool asks_for_all(const std::vector<std::string>& names);
+
 // --backend
 void add_backend_option(CLI::App& command, std::vector<std::string>& backends);
 

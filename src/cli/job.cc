@@ -2,6 +2,8 @@
 #include "cli/job.h"
 
 #include <algorithm>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "tokenyard/error.h"
 
 #include "cli/fp8_rows.h"
+#include "cli/rank_device.h"
 #include "cli/rounds.h"
 #include "cli/time_statistics.h"
 
@@ -41,65 +44,87 @@ class RankJob {
         contract_(backend.contract),
         first_expert_(first_local_expert(params, group.rank(), group.num_ranks())),
         experts_(layer, first_expert_, num_local_experts(params, group.rank(), group.num_ranks())),
-        communication_(
-            create_communication(group, params, backend.default_config, round_options(options.num_threads))) {}
+        device_(make_rank_device(options.engine, group.rank())),
+        communication_(create_communication(
+            group, params, backend.default_config, device_->communication_options(options.num_threads))) {
+    dispatch_options_.stream = combine_options_.stream = device_->stream();
+  }
 
   void set_tokens(const MoeLayer& layer, TokenRange tokens, DispatchDtype dtype) {
     const TensorView rows = layer.hidden_states().rows(tokens.first, tokens.count);
-    input_ = {.hidden_states = rows,
-              .topk_ids = layer.topk_ids().rows(tokens.first, tokens.count),
-              .topk_weights = layer.topk_weights().rows(tokens.first, tokens.count)};
-    if (dtype == DispatchDtype::kBf16) return;
-    if (contract_.takes_cast) {
-      options_.cast = DispatchCast::kFp8Block128;
+    input_.topk_ids = device_->bring(layer.topk_ids().rows(tokens.first, tokens.count));
+    input_.topk_weights = device_->bring(layer.topk_weights().rows(tokens.first, tokens.count));
+    if (dtype == DispatchDtype::kFp8 && !contract_.takes_cast) {
+      fp8_rows_ = quantise_fp8_rows(rows);
+      input_.hidden_states = device_->bring(fp8_rows_.codes_view());
+      input_.hidden_states_scale = device_->bring(fp8_rows_.scales_view());
       return;
     }
-    fp8_rows_ = quantise_fp8_rows(rows);
-    input_.hidden_states = fp8_rows_.codes_view();
-    input_.hidden_states_scale = fp8_rows_.scales_view();
+    input_.hidden_states = device_->bring(rows);
+    if (dtype == DispatchDtype::kFp8) dispatch_options_.cast = DispatchCast::kFp8Block128;
   }
 
-  PhaseTimes run_round(TensorView output) {
+  // Where each round's sums go, in host memory.
+  void set_output(const TensorView& output) { output_ = device_->bring(output); }
+
+  PhaseTimes run_round() {
     PhaseTimes times;
     group_.barrier();
-    Clock::time_point start = Clock::now();
-    require_ok(communication_.dispatch(input_, options_, received_));
-    times.dispatch_us = microseconds_since(start);
+    times.dispatch_us = device_->timed(
+        communication_, [this] { return communication_.dispatch(input_, dispatch_options_, received_); });
 
     // Where ranks outnumber cores, a rank that computes would take the core of one that has yet to dispatch.
     group_.barrier();
-    start = Clock::now();
-    const TensorView expert_output = expert_memory_.view(communication_, received_);
-    experts_.compute({.hidden_states = received_.hidden_states,
-                      .hidden_states_scale = received_.hidden_states_scale,
-                      .topk_ids = received_.topk_ids,
-                      .topk_weights = received_.topk_weights,
-                      .first_id = contract_.id_space == IdSpace::kLocal ? 0 : first_expert_,
-                      .rows_per_expert = received_.counts.rows_per_expert},
-                     expert_output);
+    const ExpertInput rows = received_rows();
+    const Clock::time_point start = Clock::now();
+    const TensorView expert_output = expert_memory_.view(*device_, communication_, received_);
+    experts_.compute(rows, device_->host_side(expert_output));
     times.expert_us = microseconds_since(start);
+    device_->store(expert_output);
 
     group_.barrier();
-    start = Clock::now();
-    require_ok(communication_.combine(received_.handle, {.expert_output = expert_output}, {}, output));
-    times.combine_us = microseconds_since(start);
+    times.combine_us = device_->timed(communication_, [&] {
+      return communication_.combine(received_.handle, {.expert_output = expert_output}, combine_options_, output_);
+    });
+    device_->load(output_);
     return times;
   }
 
-  [[nodiscard]] std::int64_t rows_received() const { return received_.counts.num_rows; }
+  [[nodiscard]] std::int64_t rows_received() const { return rows_received_; }
 
   void finish() { require_ok(communication_.destroy()); }
 
  private:
+  // The rows of the last dispatch, in host memory.
+  ExpertInput received_rows() {
+    const RowCounts& counts = received_.counts;
+    rows_received_ = counts.num_rows;
+    if (counts.rows_per_source_on_device.defined()) {
+      const TensorView rows = device_->load(counts.rows_per_source_on_device);
+      rows_received_ =
+          std::accumulate(rows.as<std::int32_t>(), rows.as<std::int32_t>() + rows.num_elements(), std::int64_t{0});
+    }
+    return {.hidden_states = device_->load(received_.hidden_states),
+            .hidden_states_scale = device_->load(received_.hidden_states_scale),
+            .topk_ids = device_->load(received_.topk_ids),
+            .topk_weights = device_->load(received_.topk_weights),
+            .first_id = contract_.id_space == IdSpace::kLocal ? 0 : first_expert_,
+            .rows_per_expert = counts.rows_per_expert};
+  }
+
   const Group& group_;
   const Contract& contract_;
   int first_expert_;
   LocalExperts experts_;
+  std::unique_ptr<RankDevice> device_;
   Communication communication_;
   Fp8Rows fp8_rows_;
   DispatchInput input_;
-  DispatchOptions options_;
+  TensorView output_;
+  DispatchOptions dispatch_options_;
+  CombineOptions combine_options_;
   DispatchResult received_;
+  std::int64_t rows_received_ = 0;
   ExpertMemory expert_memory_;
 };
 
@@ -189,9 +214,9 @@ JobReport run_job(const BackendInfo& backend, const MoeLayer& layer, const JobOp
   run_ranks(options.rank_kind, options.num_ranks, [&](const Group& group) {
     RankJob job(backend, layer, options, params, group);
     job.set_tokens(layer, memory.tokens(group.rank()), options.dispatch_dtype);
-    for (int round = 0; round < options.num_rounds; ++round) {
-      memory.times(group.rank(), round) = job.run_round(memory.output(group.rank()));
-    }
+    job.set_output(memory.output(group.rank()));
+    for (int round = 0; round < options.num_rounds; ++round)
+      memory.times(group.rank(), round) = job.run_round();
     memory.rows_received(group.rank()) = job.rows_received();
     job.finish();
   });

@@ -11,6 +11,7 @@
 
 #include "tokenyard/backends.h"
 
+#include "cli/engine_choice.h"
 #include "cli/moe_layer.h"
 #include "cli/ranks.h"
 #include "system/segment.h"
@@ -32,6 +33,7 @@ struct JobOptions {
   std::int64_t max_tokens_per_rank = std::numeric_limits<std::int64_t>::max();
   int num_threads = 1;
   int num_rounds = 3;
+  EngineChoice engine{};
 };
 
 // Medians over the rounds of the slowest rank's time, in microseconds.

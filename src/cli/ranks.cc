@@ -45,11 +45,13 @@ constexpr int kReportedStatus = 3;
 // A message in memory that forked ranks share; the first rank to claim it writes it.
 struct Message {
   std::atomic<int> claimed{0};
+  ErrorCode code = ErrorCode::kPeerFailed;
   std::array<char, 4096> text{};
 
-  void write(int rank, std::string_view what) noexcept {
+  void write(int rank, std::string_view what, ErrorCode why = ErrorCode::kPeerFailed) noexcept {
     // Read only after the ranks have ended, so the join or wait orders it.
     if (claimed.exchange(1, std::memory_order_relaxed) != 0) return;
+    code = why == ErrorCode::kUnsupported ? why : ErrorCode::kPeerFailed;
     const std::string prefix = "rank " + std::to_string(rank) + ": ";
     const bool prefixed = what.starts_with(prefix);
     std::snprintf(text.data(), text.size(), "%s%.*s", prefixed ? "" : prefix.c_str(), static_cast<int>(what.size()),
@@ -67,12 +69,15 @@ struct Failures {
   void report(int rank, const Error& error) noexcept {
     const bool of_another = error.code() == ErrorCode::kPeerFailed || error.code() == ErrorCode::kPeerLost ||
                             error.code() == ErrorCode::kTimeout;
-    (of_another ? consequence : cause).write(rank, error.what());
+    (of_another ? consequence : cause).write(rank, error.what(), error.code());
   }
 
   [[nodiscard]] bool any() const { return cause.written() || consequence.written(); }
 
-  [[nodiscard]] const char* text() const { return (cause.written() ? cause : consequence).text.data(); }
+  [[nodiscard]] Error error() const {
+    const Message& told = cause.written() ? cause : consequence;
+    return {told.code, told.text.data()};
+  }
 };
 
 static_assert(std::atomic<int>::is_always_lock_free, "shared between processes");
@@ -197,7 +202,7 @@ void run_ranks(RankKind kind, int num_ranks, const RankMain& rank_main) {
   } else {
     run_processes(num_ranks, rank_main, *failures);
   }
-  if (failures->any()) throw Error(ErrorCode::kPeerFailed, failures->text());
+  if (failures->any()) throw failures->error();
 }
 
 }  // namespace tokenyard::cli

@@ -15,7 +15,8 @@ enum class RankKind : std::uint8_t { kThreads, kProcesses };
 
 [[nodiscard]] std::string_view name(RankKind kind);
 
-// Throws Error(kPeerFailed) with the message of the rank that failed first. Never hangs: processes that do not end
+// Throws Error with the message of the rank that failed first: kUnsupported where that is what the rank threw, else
+// kPeerFailed. Never hangs: processes that do not end
 // soon after another has failed are killed, and threads leave by the deadlines of the library.
 void run_ranks(RankKind kind, int num_ranks, const std::function<void(const Group&)>& rank_main);
 

@@ -15,6 +15,8 @@
 #include "tokenyard/communication.h"
 #include "tokenyard/error.h"
 
+#include "cli/rank_device.h"
+
 namespace tokenyard::cli {
 
 using Clock = std::chrono::steady_clock;
@@ -38,10 +40,10 @@ inline void require_ok(const Status& status) {
 }
 
 // Where experts write: the communication's own memory where it gives some, else memory of the same shape, kept from
-// round to round.
+// round to round. On the device; experts write to its host side. Called when no rank is inside an operation.
 class ExpertMemory {
  public:
-  [[nodiscard]] TensorView view(Communication& communication, const DispatchResult& received) {
+  [[nodiscard]] TensorView view(RankDevice& device, Communication& communication, const DispatchResult& received) {
     const MoeParams& params = communication.params();
     const TensorView given = communication.combine_input(received.handle, params.dtype);
     if (given.defined()) return given;
@@ -49,12 +51,19 @@ class ExpertMemory {
     std::array<std::int64_t, kMaxDims> shape = received.hidden_states.shape;
     shape[num_dims - 1] = params.hidden_size;
     const auto elements = std::accumulate(shape.begin(), shape.begin() + num_dims, std::int64_t{1}, std::multiplies{});
-    own_.resize(static_cast<std::size_t>(elements * size_of(params.dtype)));
-    return {own_.data(), params.dtype, std::span<const std::int64_t>(shape.data(), num_dims)};
+    const auto bytes = static_cast<std::size_t>(elements * size_of(params.dtype));
+    if (!own_on_device_.defined() || bytes > own_.size()) {
+      own_.resize(bytes);
+      own_on_device_ = device.bring({own_.data(), Dtype::kU8, {static_cast<std::int64_t>(own_.size())}});
+    }
+    TensorView own(own_on_device_.data, params.dtype, std::span<const std::int64_t>(shape.data(), num_dims));
+    own.device = own_on_device_.device;
+    return own;
   }
 
  private:
   std::vector<std::byte> own_;
+  TensorView own_on_device_;
 };
 
 }  // namespace tokenyard::cli

@@ -16,8 +16,8 @@
 #include "tokenyard/error.h"
 
 #include "cli/common_options.h"
+#include "cli/device_fields.h"
 #include "cli/safetensors.h"
-#include "engine/engine.h"
 
 namespace tokenyard::cli {
 namespace {
@@ -57,6 +57,9 @@ Outcome run_backend(const BackendInfo& backend, const MoeLayer& layer, const Job
       outcome.reason = fmt::format("relative error {:.3g} is above {}", outcome.report->relative_error, limit);
     }
     return outcome;
+  } catch (const Error& error) {
+    const bool refused = error.code() == ErrorCode::kUnsupported;
+    return {.status = refused ? "unusable" : "failed", .reason = error.what(), .report = {}};
   } catch (const std::exception& error) {
     return {.status = "failed", .reason = error.what(), .report = {}};
   }
@@ -64,13 +67,14 @@ Outcome run_backend(const BackendInfo& backend, const MoeLayer& layer, const Job
 
 void print_json(const BackendInfo& backend, const JobOptions& options, const Outcome& outcome) {
   Json line{{"backend", backend.name},
-            {"engine", engine::engines().front().name},
+            {"engine", options.engine.engine_name()},
             {"num_ranks", options.num_ranks},
             {"rank_kind", name(options.rank_kind)},
             {"dispatch_dtype", name(options.dispatch_dtype)},
             {"num_threads", options.num_threads},
             {"num_rounds", options.num_rounds},
             {"status", outcome.status}};
+  add_devices(line, options.engine);
   if (!outcome.reason.empty()) line["reason"] = outcome.reason;
   if (outcome.report) {
     const JobReport& report = *outcome.report;
@@ -86,9 +90,10 @@ void print_json(const BackendInfo& backend, const JobOptions& options, const Out
 }
 
 void print_heading(const MoeLayer& layer, const std::filesystem::path& folder, const JobOptions& options) {
-  fmt::print("layer {}: {} tokens, {} experts, top-{}, hidden size {}\n{} ranks as {}, {} rows, {} rounds\n\n",
+  fmt::print("layer {}: {} tokens, {} experts, top-{}, hidden size {}\n{} ranks as {}{}, {} rows, {} rounds\n\n",
              folder.string(), layer.num_tokens(), layer.num_experts(), layer.top_k(), layer.hidden_size(),
-             options.num_ranks, name(options.rank_kind), name(options.dispatch_dtype), options.num_rounds);
+             options.num_ranks, name(options.rank_kind), describe_devices(options.engine), name(options.dispatch_dtype),
+             options.num_rounds);
   fmt::print("{:<16} {:<7} {:>5}  {:<9}  {:<10} {:>14} {:>12} {:>12} {:>12}  {}\n", "backend", "engine", "ranks",
              "kind", "status", "relative error", "dispatch us", "experts us", "combine us", "rows per rank");
   std::fflush(stdout);
@@ -96,7 +101,7 @@ void print_heading(const MoeLayer& layer, const std::filesystem::path& folder, c
 
 // The first cells, before the work: a reader sees what is running.
 void print_line_start(const BackendInfo& backend, const JobOptions& options) {
-  fmt::print("{:<16} {:<7} {:>5}  {:<9}  ", backend.name, engine::engines().front().name, options.num_ranks,
+  fmt::print("{:<16} {:<7} {:>5}  {:<9}  ", backend.name, options.engine.engine_name(), options.num_ranks,
              name(options.rank_kind));
   std::fflush(stdout);
 }
@@ -129,6 +134,7 @@ CLI::App* add_run_command(CLI::App& program, RunOptions& options) {
       program.add_subcommand("run", "Send a layer's tokens to its experts and back, and check the sums");
   add_backend_option(*command, options.backends);
   add_rank_options(*command, {options.job.num_ranks, options.job.rank_kind, options.job.num_threads});
+  add_engine_options(*command, options.engine);
   command->add_option("--layer", options.layer,
                       "Folder with tokens, experts and expected .safetensors; default: tiny_moe");
   const std::map<std::string, DispatchDtype> dtypes{{"bf16", DispatchDtype::kBf16}, {"fp8", DispatchDtype::kFp8}};
@@ -148,15 +154,21 @@ CLI::App* add_run_command(CLI::App& program, RunOptions& options) {
 int run_layer(const RunOptions& options) {
   const std::vector<const BackendInfo*> chosen = chosen_backends(options.backends);
   const std::filesystem::path folder = options.layer.empty() ? default_layer() : options.layer;
+  JobOptions job = options.job;
+  job.engine = choose_engine(options.engine);
   const MoeLayer layer = MoeLayer::load(folder);
-  if (!options.json) print_heading(layer, folder, options.job);
+  if (!options.json) print_heading(layer, folder, job);
+  // `all` is those that the engine has.
+  const bool may_refuse = !job.engine.on_host() && asks_for_all(options.backends);
   bool all_ok = true;
+  bool any_ok = false;
   for (const BackendInfo* backend : chosen) {
-    if (!options.json) print_line_start(*backend, options.job);
-    Outcome outcome = run_backend(*backend, layer, options.job);
-    all_ok = all_ok && outcome.ok();
+    if (!options.json) print_line_start(*backend, job);
+    Outcome outcome = run_backend(*backend, layer, job);
+    all_ok = all_ok && (outcome.ok() || (may_refuse && outcome.status == "unusable"));
+    any_ok = any_ok || outcome.ok();
     if (options.json) {
-      print_json(*backend, options.job, outcome);
+      print_json(*backend, job, outcome);
     } else {
       print_line_end(outcome);
     }
@@ -165,7 +177,7 @@ int run_layer(const RunOptions& options) {
       write_output(options.output, layer, *outcome.report);
     }
   }
-  return all_ok ? 0 : 1;
+  return all_ok && any_ok ? 0 : 1;
 }
 
 }  // namespace tokenyard::cli

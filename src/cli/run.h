@@ -19,6 +19,7 @@ struct RunOptions {
   std::filesystem::path layer;   // empty: the layer that comes with the program
   std::filesystem::path output;  // empty: not written
   JobOptions job{};
+  EngineOptions engine{};
   bool json = false;
 };
 

@@ -47,7 +47,7 @@ BACKENDS = ["all_gather", "high_throughput", "low_latency", "one_sided", "two_si
 class Info(unittest.TestCase):
     def test_json_has_the_program_and_every_backend(self):
         program, *backends = json_lines("info")
-        self.assertEqual(program["engines"], ["host"])
+        self.assertIn(program["engines"], (["host"], ["host", "cuda"]))  # as the build is
         self.assertIn(program["fabrics"], (["host"], ["host", "cuda"]))  # as the build is
         self.assertEqual([b["backend"] for b in backends], BACKENDS + ["passthrough"])
         for backend in backends:
@@ -169,6 +169,66 @@ class Bench(unittest.TestCase):
             result = run("bench", "--backend", "one_sided", "--num-rounds", 1, *wrong)
             self.assertNotEqual(result.returncode, 0, wrong)
             self.assertIn(word, result.stderr + result.stdout, wrong)
+
+
+class Cuda(unittest.TestCase):
+    NO_BUILD = "built without CUDA: --engine cuda needs one configured with TOKENYARD_CUDA=ON"
+    NO_DEVICE = "--engine cuda cannot be used here: "
+
+    @classmethod
+    def setUpClass(cls):
+        cls.built = "cuda" in json_lines("info")[0]["engines"]
+        probe = run("run", "--engine", "cuda", "--backend", "one_sided", "--num-ranks", 1, "--num-tokens", 8,
+                    "--num-rounds", 1)
+        cls.usable = cls.built and cls.NO_DEVICE not in probe.stderr
+
+    def need_device(self):
+        if not self.usable:
+            self.skipTest("needs a build with CUDA and a GPU")
+
+    def test_without_cuda_the_engine_is_refused(self):
+        if self.usable:
+            self.skipTest("there is a GPU")
+        for command in (("run",), ("run", "--json", "--rank-kind", "processes")):
+            result = run(*command, "--engine", "cuda")
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(result.stdout, "")
+            self.assertIn(self.NO_DEVICE if self.built else self.NO_BUILD, result.stderr)
+
+    def test_devices_are_for_cuda(self):
+        for wrong in (("--device", 0), ("--num-devices", 1)):
+            result = run("run", *wrong)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("are for --engine cuda", result.stderr)
+
+    def test_run_gives_the_expected_output(self):
+        self.need_device()
+        for kind in ("threads", "processes"):
+            for dtype in ("bf16", "fp8"):
+                lines = json_lines("run", "--engine", "cuda", "--num-ranks", 3, "--rank-kind", kind, "--num-rounds", 2,
+                                   "--dispatch-dtype", dtype, "--num-tokens", 500)
+                self.assertEqual([line["backend"] for line in lines], BACKENDS)
+                for line in lines:
+                    self.assertEqual(line["engine"], "cuda")
+                    self.assertNotEqual(line["device"], "")
+                    if line["status"] == "unusable":
+                        self.assertNotEqual(line["reason"], "")
+                        continue
+                    self.assertEqual(line["status"], "ok")
+                    self.assertLessEqual(line["relative_error"], LIMITS[dtype])
+                    self.assertGreater(line["dispatch_us"], 0)
+                self.assertIn("ok", [line["status"] for line in lines if line["backend"] == "one_sided"])
+
+    def test_a_backend_that_the_engine_lacks_is_unusable_by_name(self):
+        self.need_device()
+        result = run("run", "--engine", "cuda", "--backend", "two_sided", "--num-ranks", 2, "--num-rounds", 1, "--json")
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(json.loads(result.stdout)["status"], "unusable")
+
+    def test_devices_that_are_not_there(self):
+        self.need_device()
+        self.assertIn("this machine has", run("run", "--engine", "cuda", "--device", 99).stderr)
+        self.assertIn("this machine has", run("run", "--engine", "cuda", "--num-devices", 99).stderr)
 
 
 class Refusals(unittest.TestCase):
