@@ -8,26 +8,18 @@
 #include <map>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include "tokenyard/error.h"
 
 #include "cli/bench_rank.h"
+#include "cli/bench_report.h"
 #include "cli/bench_trace.h"
+#include "cli/bench_volume.h"
 #include "cli/common_options.h"
 #include "cli/time_statistics.h"
-#include "engine/engine.h"
 
 namespace tokenyard::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-struct BenchResult {
-  BenchTime dispatch, combine, round;
-  double memcpy_us = 0;
-  BenchVolume crossed;  // between ranks, all of them together
-};
 
 // The slowest rank of each round.
 std::vector<double> slowest(const BenchJob& job, const BenchBoard& board, double (*time)(const BenchRound&)) {
@@ -41,32 +33,51 @@ std::vector<double> slowest(const BenchJob& job, const BenchBoard& board, double
   return times;
 }
 
-BenchResult measure(const BenchJob& job, RankKind kind) {
+std::vector<double> slowest_trains(const BenchJob& job, const BenchBoard& board) {
+  std::vector<double> times;
+  for (int i = 0; i < kBenchTrains; ++i) {
+    double most = 0;
+    for (int rank = 0; rank < job.shape.num_ranks; ++rank)
+      most = std::max(most, board.train(rank, i));
+    times.push_back(most);
+  }
+  return times;
+}
+
+BenchResult measure(const BenchJob& job, const Contract& contract, RankKind kind) {
   BenchBoard board(job.shape.num_ranks, job.num_rounds);
   run_ranks(kind, job.shape.num_ranks, [&](const Group& group) { run_bench_rank(job, group, board); });
   BenchResult result;
   result.dispatch = summarise_times(slowest(job, board, [](const BenchRound& round) { return round.dispatch_us; }));
   result.combine = summarise_times(slowest(job, board, [](const BenchRound& round) { return round.combine_us; }));
-  result.round = summarise_times(
-      slowest(job, board, [](const BenchRound& round) { return round.dispatch_us + round.combine_us; }));
+  result.round = summarise_times(slowest(job, board, [](const BenchRound& round) { return round.round_us; }));
   result.memcpy_us = quantile(slowest(job, board, [](const BenchRound& round) { return round.memcpy_us; }), 0.5);
-  for (int rank = 0; rank < job.shape.num_ranks; ++rank) {
-    result.crossed.dispatch_bytes += board.volume(rank).dispatch_bytes;
-    result.crossed.combine_bytes += board.volume(rank).combine_bytes;
-  }
+  if (job.graph) result.pipelined = summarise_times(slowest_trains(job, board));
+  result.crossed = volume_between_ranks(job, contract);
+  result.per_direction = volume_per_direction(job, contract);
   return result;
 }
 
-BenchJob job_of(const BenchOptions& options, const BackendInfo& backend, std::int64_t num_tokens) {
+struct Chosen {
+  const BackendInfo& backend;
+  const EngineChoice& engine;
+  std::int64_t num_tokens;
+};
+
+BenchJob job_of(const BenchOptions& options, const Chosen& chosen) {
+  const BackendInfo& backend = chosen.backend;
   BenchJob job{.shape = options.shape,
                .dtype = options.dtype,
                .config = backend.default_config,
                .num_threads = options.num_threads,
                .warmup = options.warmup,
                .num_rounds = options.num_rounds,
-               .pin = options.pin};
+               .pin = options.pin,
+               .engine = chosen.engine,
+               .num_sms = options.num_sms,
+               .graph = options.graph};
   if (options.cast && backend.contract.takes_cast) job.cast = DispatchCast::kFp8Block128;
-  job.shape.num_tokens = num_tokens;
+  job.shape.num_tokens = chosen.num_tokens;
   const std::string trace = parse_bench_skew(options.skew, job.shape);
   if (job.shape.skew == BenchSkew::kTrace) {
     job.ids = trace_ids(trace, job.shape);
@@ -77,73 +88,36 @@ BenchJob job_of(const BenchOptions& options, const BackendInfo& backend, std::in
   return job;
 }
 
-double gigabytes_per_second(std::int64_t bytes, double microseconds) {
-  return static_cast<double>(bytes) / (microseconds * 1e3);
-}
+enum class Outcome : std::uint8_t { kRight, kUnusable, kFailed };
 
-void print_json(const BackendInfo& backend,
-                const BenchOptions& options,
-                const BenchJob& job,
-                const BenchResult& result) {
-  const auto time = [](const BenchTime& value) { return Json{{"median", value.median}, {"p95", value.p95}}; };
-  const Json line{{"backend", backend.name},
-                  {"engine", engine::engines().front().name},
-                  {"num_ranks", job.shape.num_ranks},
-                  {"rank_kind", name(options.rank_kind)},
-                  {"num_tokens", job.shape.num_tokens},
-                  {"hidden_size", job.shape.hidden_size},
-                  {"num_experts", job.shape.num_experts},
-                  {"top_k", job.shape.top_k},
-                  {"dtype", name(job.dtype)},
-                  {"dispatch_dtype", job.cast == DispatchCast::kNone ? std::string(name(job.dtype)) : "fp8"},
-                  {"skew", options.skew},
-                  {"seed", job.shape.seed},
-                  {"num_threads", job.num_threads},
-                  {"pinned", job.pin},
-                  {"num_rounds", job.num_rounds},
-                  {"dispatch_us", time(result.dispatch)},
-                  {"combine_us", time(result.combine)},
-                  {"round_us", time(result.round)},
-                  {"memcpy_us", result.memcpy_us},
-                  {"ratio_memcpy", result.round.median / result.memcpy_us},
-                  {"dispatch_bytes", result.crossed.dispatch_bytes},
-                  {"combine_bytes", result.crossed.combine_bytes}};
-  fmt::print("{}\n", line.dump());
-}
-
-void print_heading(const BenchOptions& options) {
-  fmt::print("{} ranks as {}{}, hidden size {}, top-{} of {}, {} rows, {} routing, {} rounds after {}\n",
-             options.shape.num_ranks, name(options.rank_kind), options.pin ? ", pinned" : "", options.shape.hidden_size,
-             options.shape.top_k, options.shape.num_experts, name(options.dtype), options.skew, options.num_rounds,
-             options.warmup);
-  fmt::print(
-      "times: median of the slowest rank, in us; GB/s: bytes that crossed between ranks, all of them together\n\n");
-  fmt::print("{:<16} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>13} {:>13}\n", "backend", "tokens", "dispatch",
-             "combine", "round", "round p95", "memcpy", "x memcpy", "dispatch GB/s", "combine GB/s");
-}
-
-void print_line(const BackendInfo& backend, const BenchJob& job, const BenchResult& result) {
-  fmt::print("{:<16} {:>7} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.2f} {:>13.2f} {:>13.2f}\n",
-             backend.name, job.shape.num_tokens, result.dispatch.median, result.combine.median, result.round.median,
-             result.round.p95, result.memcpy_us, result.round.median / result.memcpy_us,
-             gigabytes_per_second(result.crossed.dispatch_bytes, result.dispatch.median),
-             gigabytes_per_second(result.crossed.combine_bytes, result.combine.median));
-}
-
-bool bench_one(const BackendInfo& backend, const BenchOptions& options, std::int64_t num_tokens) {
+Outcome bench_one(const BenchOptions& options, const Chosen& chosen) {
+  const BackendInfo& backend = chosen.backend;
   try {
-    const BenchJob job = job_of(options, backend, num_tokens);
-    const BenchResult result = measure(job, options.rank_kind);
+    const BenchJob job = job_of(options, chosen);
+    const BenchResult result = measure(job, backend.contract, options.rank_kind);
     if (options.json) {
-      print_json(backend, options, job, result);
+      print_bench_json(backend, options, job, result);
     } else {
-      print_line(backend, job, result);
+      print_bench_line(backend, job, result);
     }
-    return true;
+    return Outcome::kRight;
+  } catch (const Error& error) {
+    const bool refused = error.code() == ErrorCode::kUnsupported;
+    fmt::print(stderr, "tokenyard: {}: {}{}\n", backend.name, refused ? "unusable: " : "", error.what());
+    return refused ? Outcome::kUnusable : Outcome::kFailed;
   } catch (const std::exception& error) {
     fmt::print(stderr, "tokenyard: {}: {}\n", backend.name, error.what());
-    return false;
+    return Outcome::kFailed;
   }
+}
+
+void check_options(const BenchOptions& options, const EngineChoice& engine) {
+  if (options.shape.top_k > options.shape.num_experts) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("--top-k is {}; at most --num-experts = {} can be picked",
+                                                         options.shape.top_k, options.shape.num_experts));
+  }
+  if (engine.on_host() && (options.graph || options.num_sms > 0))
+    throw Error(ErrorCode::kInvalidArgument, "--graph and --num-sms are for --engine cuda");
 }
 
 }  // namespace
@@ -152,6 +126,7 @@ CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
   CLI::App* command = program.add_subcommand("bench", "Measure dispatch and combine, beside memcpy of the same rows");
   add_backend_option(*command, options.backends);
   add_rank_options(*command, {options.shape.num_ranks, options.rank_kind, options.num_threads});
+  add_engine_options(*command, options.engine);
   command->add_option("--num-tokens", options.num_tokens, "Tokens of each rank; a list measures each")
       ->delimiter(',')
       ->check(CLI::PositiveNumber)
@@ -180,24 +155,33 @@ CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
       ->capture_default_str();
   command->add_option("--seed", options.shape.seed, "Of the routing")->capture_default_str();
   command->add_flag("--pin", options.pin, "Keep rank r on core r modulo the cores");
+  command->add_flag("--graph", options.graph, "cuda: capture the round once per rank and replay it");
+  command
+      ->add_option("--num-sms", options.num_sms, "cuda: multiprocessors that a phase may use; 0: the library chooses")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_flag("--json", options.json, "JSON lines only");
   return command;
 }
 
 int run_bench(const BenchOptions& options) {
-  if (options.shape.top_k > options.shape.num_experts) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("--top-k is {}; at most --num-experts = {} can be picked",
-                                                         options.shape.top_k, options.shape.num_experts));
-  }
-  if (!options.json) print_heading(options);
+  const EngineChoice engine = choose_engine(options.engine);
+  check_options(options, engine);
+  if (!options.json) print_bench_heading(options, engine);
+  // `all` is those that the engine has.
+  const bool may_refuse = !engine.on_host() && asks_for_all(options.backends);
   bool all_right = true;
+  bool any_right = false;
   for (const BackendInfo* backend : chosen_backends(options.backends)) {
     for (const std::int64_t num_tokens : options.num_tokens) {
-      all_right = bench_one(*backend, options, num_tokens) && all_right;
+      const Outcome outcome = bench_one(options, {.backend = *backend, .engine = engine, .num_tokens = num_tokens});
       std::fflush(stdout);
+      any_right = any_right || outcome == Outcome::kRight;
+      if (outcome == Outcome::kUnusable && may_refuse) break;
+      all_right = all_right && outcome == Outcome::kRight;
     }
   }
-  return all_right ? 0 : 1;
+  return all_right && any_right ? 0 : 1;
 }
 
 }  // namespace tokenyard::cli

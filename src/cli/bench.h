@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `tokenyard bench`: how long dispatch and combine take, beside memcpy of the same rows in the same run.
+// `tokenyard bench`: how long dispatch and combine take; on the host beside memcpy of the same rows in the same run.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "tokenyard/tensor.h"
 
 #include "cli/bench_routing.h"
+#include "cli/engine_choice.h"
 #include "cli/ranks.h"
 
 namespace CLI {
@@ -29,6 +30,9 @@ struct BenchOptions {
   int warmup = 5;
   int num_rounds = 30;
   bool pin = false;
+  EngineOptions engine{};
+  int num_sms = 0;
+  bool graph = false;
   bool json = false;
 };
 

@@ -8,15 +8,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "tokenyard/error.h"
 
+#include "cli/rank_device.h"
 #include "cli/rounds.h"
 #include "cli/row_access.h"
-#include "protocol/block_cast.h"
 #include "protocol/casts.h"
 
 namespace tokenyard::cli {
@@ -84,53 +86,64 @@ class RowCopies {
 
 class BenchRank {
  public:
-  BenchRank(const BenchJob& job, const Group& group)
+  BenchRank(const BenchJob& job, const Group& group, BenchBoard& board)
       : job_(job),
         rank_(group.rank()),
-        communication_(create_communication(group, params_of(job), job.config, round_options(job.num_threads))) {
-    const BenchShape& shape = job.shape;
-    row_bytes_ = shape.hidden_size * size_of(job.dtype);
-    hidden_.resize(static_cast<std::size_t>(shape.num_tokens * row_bytes_));
-    output_.resize(hidden_.size());
-    weights_.assign(static_cast<std::size_t>(shape.num_tokens * shape.top_k), 1.0F);
-    for (std::int64_t token = 0; token < shape.num_tokens; ++token) {
-      for (std::int64_t column = 0; column < shape.hidden_size; ++column)
-        store(job.dtype, hidden_.data() + token * row_bytes_, column, bench_value(rank_, token, column));
-    }
-    auto* ids = const_cast<std::int32_t*>(own_ids().data());  // a view that nobody writes through
-    input_ = {.hidden_states = TensorView(hidden_.data(), job.dtype, {shape.num_tokens, shape.hidden_size}),
-              .topk_ids = TensorView(ids, Dtype::kI32, {shape.num_tokens, shape.top_k}),
-              .topk_weights = TensorView(weights_.data(), Dtype::kF32, {shape.num_tokens, shape.top_k})};
+        board_(board),
+        device_(make_rank_device(job.engine, group.rank())),
+        communication_(
+            create_communication(group, params_of(job), job.config, device_->communication_options(job.num_threads))) {
+    make_tensors();
     dispatch_options_.cast = job.cast;
+    dispatch_options_.num_sms = combine_options_.num_sms = job.num_sms;
+    dispatch_options_.stream = combine_options_.stream = device_->stream();
+    round_ = {.meet = [this] { board_.barrier(); },
+              .dispatch = [this] { return communication_.dispatch(input_, dispatch_options_, received_); },
+              .combine =
+                  [this] {
+                    return communication_.combine(received_.handle, {.expert_output = expert_output()},
+                                                  combine_options_, sums_);
+                  }};
   }
 
-  // The rows that experts would write are there already, in all rounds but the first.
-  BenchRound play(BenchBoard& board, bool first) {
-    BenchRound times;
-    board.barrier();
-    Clock::time_point start = Clock::now();
-    require_ok(communication_.dispatch(input_, dispatch_options_, received_));
-    times.dispatch_us = microseconds_since(start);
-    if (first) run_experts();
-    board.barrier();
-    start = Clock::now();
-    TensorView output(output_.data(), job_.dtype, {job_.shape.num_tokens, job_.shape.hidden_size});
-    require_ok(communication_.combine(received_.handle, {.expert_output = expert_output()}, {}, output));
-    times.combine_us = microseconds_since(start);
-    if (first) check_output();
-    return times;
+  // The first round, whose rows and sums are looked at. Leaves the rows that experts would write where all other rounds
+  // find them.
+  void play_first() {
+    spoil_output();
+    board_.barrier();
+    device_->finish(communication_, round_.dispatch());
+    board_.barrier();
+    run_experts();
+    board_.barrier();
+    device_->finish(communication_, round_.combine());
+    check_output();
   }
 
-  [[nodiscard]] BenchVolume volume() const {
-    BenchVolume volume;
-    const std::int64_t sent = job_.cast == DispatchCast::kNone ? row_bytes_ : cast_bytes();
-    const std::int64_t routing = std::int64_t{job_.shape.top_k} * 8;
-    for (int peer = 0; peer < job_.shape.num_ranks; ++peer) {
-      if (peer == rank_) continue;
-      volume.dispatch_bytes += rows_between(rank_, peer) * (sent + routing);
-      volume.combine_bytes += rows_between(peer, rank_) * row_bytes_;
-    }
-    return volume;
+  void capture() {
+    board_.barrier();
+    device_->capture(round_);
+    play_checked();
+    spoil_output();
+    board_.barrier();
+    static_cast<void>(device_->train(communication_, 1));
+    check_output();
+  }
+
+  BenchRound play() {
+    const RankDevice::RoundTimes times = device_->play(communication_, round_);
+    return {.dispatch_us = times.dispatch_us, .combine_us = times.combine_us, .round_us = times.round_us};
+  }
+
+  // A round as it is measured.
+  void play_checked() {
+    spoil_output();
+    static_cast<void>(play());
+    check_output();
+  }
+
+  double train() {
+    board_.barrier();
+    return device_->train(communication_, job_.num_rounds);
   }
 
   void finish() { require_ok(communication_.destroy()); }
@@ -144,32 +157,33 @@ class BenchRank {
             .dtype = job.dtype};
   }
 
-  [[nodiscard]] const std::vector<std::int32_t>& own_ids() const { return job_.ids[static_cast<std::size_t>(rank_)]; }
-
-  [[nodiscard]] std::int64_t cast_bytes() const {
-    const protocol::RowBytes row = protocol::cast_row_bytes(job_.cast, job_.shape.hidden_size);
-    return row.values + row.scales;
-  }
-
-  // Of `source`'s tokens that have an expert of `owner`.
-  [[nodiscard]] std::int64_t rows_between(int source, int owner) const {
-    if (communication_.contract().output_layout == OutputLayout::kEveryRank) return job_.shape.num_tokens;
-    const std::vector<std::int32_t>& ids = job_.ids[static_cast<std::size_t>(source)];
-    std::int64_t rows = 0;
-    for (std::int64_t token = 0; token < job_.shape.num_tokens; ++token) {
-      const auto first = ids.begin() + static_cast<std::ptrdiff_t>(token * job_.shape.top_k);
-      rows += std::any_of(first, first + job_.shape.top_k,
-                          [&](std::int32_t id) { return bench_owner(job_.shape, id) == owner; });
+  void make_tensors() {
+    const BenchShape& shape = job_.shape;
+    row_bytes_ = shape.hidden_size * size_of(job_.dtype);
+    hidden_.resize(static_cast<std::size_t>(shape.num_tokens * row_bytes_));
+    output_.resize(hidden_.size());
+    weights_.assign(static_cast<std::size_t>(shape.num_tokens * shape.top_k), 1.0F);
+    for (std::int64_t token = 0; token < shape.num_tokens; ++token) {
+      for (std::int64_t column = 0; column < shape.hidden_size; ++column)
+        store(job_.dtype, hidden_.data() + token * row_bytes_, column, bench_value(rank_, token, column));
     }
-    return rows;
+    input_.hidden_states = device_->bring({hidden_.data(), job_.dtype, {shape.num_tokens, shape.hidden_size}});
+    input_.topk_ids =
+        device_->bring(TensorView::of_const(own_ids().data(), Dtype::kI32, {shape.num_tokens, shape.top_k}));
+    input_.topk_weights = device_->bring({weights_.data(), Dtype::kF32, {shape.num_tokens, shape.top_k}});
+    sums_ = device_->bring({output_.data(), job_.dtype, {shape.num_tokens, shape.hidden_size}});
   }
+
+  [[nodiscard]] const std::vector<std::int32_t>& own_ids() const { return job_.ids[static_cast<std::size_t>(rank_)]; }
 
   // Memory that keeps what the first round wrote.
   TensorView expert_output() { return expert_memory_.view(*device_, communication_, received_); }
 
   // Row by row in the order of (source, token): the layouts differ only in where a row stands.
   void run_experts() {
-    const RowAccess rows(expert_output());
+    const TensorView output = expert_output();
+    const RowAccess rows(device_->host_side(output));
+    received_rows_ = device_->load(received_.hidden_states);
     const Contract& contract = communication_.contract();
     std::int64_t compact = 0;
     std::vector<std::int64_t> next_of_expert(received_.counts.rows_per_expert.size(), 0);
@@ -189,6 +203,7 @@ class BenchRank {
         }
       }
     }
+    device_->store(output);
   }
 
   // What this rank's experts multiply the token by.
@@ -215,12 +230,32 @@ class BenchRank {
   }
 
   void write_row(const RowAccess& rows, std::int64_t row, std::pair<int, std::int64_t> from, float factor) const {
+    if (job_.cast == DispatchCast::kNone) check_received(row, from);
     auto* to = rows.row<std::byte>(row);
     for (std::int64_t column = 0; column < job_.shape.hidden_size; ++column)
       store(job_.dtype, to, column, factor * bench_value(from.first, from.second, column));
   }
 
-  void check_output() const {
+  void check_received(std::int64_t row, std::pair<int, std::int64_t> from) const {
+    const std::byte* received = RowAccess(received_rows_).row<std::byte>(row);
+    for (std::int64_t column = 0; column < job_.shape.hidden_size; ++column) {
+      const float right = bench_value(from.first, from.second, column);
+      const float got = load(job_.dtype, received, column);
+      if (got == right) continue;
+      throw Error(ErrorCode::kPeerFailed,
+                  fmt::format("row {}, token {} of rank {}, column {}: dispatch brought {}; {} is right", row,
+                              from.second, from.first, column, got, right));
+    }
+  }
+
+  // To what is no number.
+  void spoil_output() {
+    std::ranges::fill(output_, std::byte{0xFF});
+    device_->store(sums_);
+  }
+
+  void check_output() {
+    device_->load(sums_);
     for (std::int64_t token = 0; token < job_.shape.num_tokens; ++token) {
       const float factor = bench_total_factor(own_ids(), job_.shape.top_k, token);
       const std::byte* row = output_.data() + token * row_bytes_;
@@ -236,21 +271,56 @@ class BenchRank {
 
   const BenchJob& job_;
   int rank_;
-  std::unique_ptr<RankDevice> device_ = make_rank_device({}, 0);
+  BenchBoard& board_;
+  std::unique_ptr<RankDevice> device_;
   Communication communication_;
   std::int64_t row_bytes_ = 0;
   std::vector<std::byte> hidden_, output_;
   ExpertMemory expert_memory_;
   std::vector<float> weights_;
   DispatchInput input_;
+  TensorView sums_, received_rows_;
   DispatchOptions dispatch_options_;
+  CombineOptions combine_options_;
   DispatchResult received_;
+  RankDevice::Round round_;
 };
 
+// [head] [rounds of each rank] [trains of each rank]
+constexpr std::int64_t kHeadBytes = 64;
+
 std::int64_t board_bytes(int num_ranks, int num_rounds) {
-  constexpr auto kLine = std::int64_t{64};
-  return kLine + num_ranks * static_cast<std::int64_t>(sizeof(BenchVolume)) +
-         std::int64_t{num_ranks} * num_rounds * static_cast<std::int64_t>(sizeof(BenchRound));
+  return kHeadBytes + std::int64_t{num_ranks} * num_rounds * static_cast<std::int64_t>(sizeof(BenchRound)) +
+         std::int64_t{num_ranks} * kBenchTrains * static_cast<std::int64_t>(sizeof(double));
+}
+
+// `memcpy` after each round, where there is one to compare with.
+void play_rounds(const BenchJob& job, BenchRank& rank, int index, BenchBoard& board) {
+  std::optional<RowCopies> copies;
+  if (job.engine.on_host()) copies.emplace(job, index);
+  for (int i = 1 - job.warmup; i < job.num_rounds; ++i) {
+    BenchRound times = rank.play();
+    if (copies) {
+      board.barrier();
+      const Clock::time_point start = Clock::now();
+      copies->run();
+      times.memcpy_us = microseconds_since(start);
+    }
+    if (i >= 0) board.round(index, i) = times;
+  }
+}
+
+void play_all(const BenchJob& job, const Group& group, BenchBoard& board) {
+  BenchRank rank(job, group, board);
+  rank.play_first();
+  if (job.graph) rank.capture();
+  play_rounds(job, rank, group.rank(), board);
+  for (int i = -1; job.graph && i < kBenchTrains; ++i) {
+    const double time = rank.train();
+    if (i >= 0) board.train(group.rank(), i) = time;
+  }
+  rank.play_checked();
+  rank.finish();
 }
 
 }  // namespace
@@ -262,41 +332,45 @@ BenchBoard::BenchBoard(int num_ranks, int num_rounds)
   new (segment_.data()) Head{};
 }
 
-void BenchBoard::barrier() {
-  auto* head = std::launder(reinterpret_cast<Head*>(segment_.data()));
-  const std::uint32_t generation = head->generation.load(std::memory_order_acquire);
-  if (head->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(num_ranks_)) {
-    head->arrived.store(0, std::memory_order_relaxed);  // published by the next store
-    head->generation.store(generation + 1, std::memory_order_release);
-    return;
-  }
-  while (head->generation.load(std::memory_order_acquire) == generation)
-    sched_yield();
+BenchBoard::Head& BenchBoard::head() const {
+  return *std::launder(reinterpret_cast<Head*>(segment_.data()));
 }
 
-BenchVolume& BenchBoard::volume(int rank) const {
-  return reinterpret_cast<BenchVolume*>(segment_.data() + 64)[rank];
+void BenchBoard::barrier() {
+  Head& shared = head();
+  const std::uint32_t generation = shared.generation.load(std::memory_order_acquire);
+  if (shared.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(num_ranks_)) {
+    shared.arrived.store(0, std::memory_order_relaxed);  // published by the next store
+    shared.generation.store(generation + 1, std::memory_order_release);
+    return;
+  }
+  while (shared.generation.load(std::memory_order_acquire) == generation) {
+    if (shared.given_up.load(std::memory_order_relaxed) != 0)
+      throw Error(ErrorCode::kPeerFailed, "another rank gave up");
+    sched_yield();
+  }
+}
+
+void BenchBoard::give_up() {
+  head().given_up.store(1, std::memory_order_relaxed);  // carries no data
 }
 
 BenchRound& BenchBoard::round(int rank, int index) const {
-  auto* rounds = reinterpret_cast<BenchRound*>(&volume(num_ranks_));
-  return rounds[rank * num_rounds_ + index];
+  return reinterpret_cast<BenchRound*>(segment_.data() + kHeadBytes)[rank * num_rounds_ + index];
+}
+
+double& BenchBoard::train(int rank, int index) const {
+  return reinterpret_cast<double*>(&round(num_ranks_, 0))[rank * kBenchTrains + index];
 }
 
 void run_bench_rank(const BenchJob& job, const Group& group, BenchBoard& board) {
   if (job.pin) pin_to_core(group.rank());
-  BenchRank rank(job, group);
-  RowCopies copies(job, group.rank());
-  for (int i = -job.warmup; i < job.num_rounds; ++i) {
-    BenchRound times = rank.play(board, i == -job.warmup);
-    board.barrier();
-    const Clock::time_point start = Clock::now();
-    copies.run();
-    times.memcpy_us = microseconds_since(start);
-    if (i >= 0) board.round(group.rank(), i) = times;
+  try {
+    play_all(job, group, board);
+  } catch (...) {
+    board.give_up();
+    throw;
   }
-  board.volume(group.rank()) = rank.volume();
-  rank.finish();
 }
 
 }  // namespace tokenyard::cli

@@ -189,15 +189,16 @@ class Cuda(unittest.TestCase):
     def test_without_cuda_the_engine_is_refused(self):
         if self.usable:
             self.skipTest("there is a GPU")
-        for command in (("run",), ("run", "--json", "--rank-kind", "processes")):
+        for command in (("run",), ("run", "--json", "--rank-kind", "processes"), ("bench",), ("bench", "--graph")):
             result = run(*command, "--engine", "cuda")
             self.assertEqual(result.returncode, 1)
             self.assertEqual(result.stdout, "")
             self.assertIn(self.NO_DEVICE if self.built else self.NO_BUILD, result.stderr)
 
     def test_devices_are_for_cuda(self):
-        for wrong in (("--device", 0), ("--num-devices", 1)):
-            result = run("run", *wrong)
+        for wrong in (("run", "--device", 0), ("run", "--num-devices", 1), ("bench", "--device", 0),
+                      ("bench", "--graph"), ("bench", "--num-sms", 4)):
+            result = run(*wrong)
             self.assertEqual(result.returncode, 1)
             self.assertIn("are for --engine cuda", result.stderr)
 
@@ -218,6 +219,19 @@ class Cuda(unittest.TestCase):
                     self.assertLessEqual(line["relative_error"], LIMITS[dtype])
                     self.assertGreater(line["dispatch_us"], 0)
                 self.assertIn("ok", [line["status"] for line in lines if line["backend"] == "one_sided"])
+
+    def test_bench_is_right_and_measured(self):
+        self.need_device()
+        for more in ((), ("--graph",), ("--graph", "--num-sms", 2), ("--rank-kind", "processes")):
+            lines = json_lines("bench", "--engine", "cuda", *Bench.SMALL, "--num-tokens", "5,9", *more)
+            self.assertEqual([line["num_tokens"] for line in lines if line["backend"] == "one_sided"], [5, 9])
+            for line in lines:
+                self.assertEqual((line["engine"], line["graph"]), ("cuda", "--graph" in more))
+                self.assertEqual("pipelined_us" in line, line["graph"])
+                for time in ("dispatch_us", "combine_us", "round_us"):
+                    self.assertGreater(line[time]["median"], 0)
+                if len(line["devices"]) == 1:
+                    self.assertEqual(line["dispatch_bytes_per_direction"], 0)
 
     def test_a_backend_that_the_engine_lacks_is_unusable_by_name(self):
         self.need_device()
