@@ -16,6 +16,7 @@
 #include "cli/bench_trace.h"
 #include "cli/bench_volume.h"
 #include "cli/common_options.h"
+#include "cli/cuda/limits.h"
 #include "cli/time_statistics.h"
 
 namespace tokenyard::cli {
@@ -160,12 +161,16 @@ CLI::App* add_bench_command(CLI::App& program, BenchOptions& options) {
       ->add_option("--num-sms", options.num_sms, "cuda: multiprocessors that a phase may use; 0: the library chooses")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command->add_flag("--limits", options.limits, "cuda: instead, what devices and the link between two can do at best");
   command->add_flag("--json", options.json, "JSON lines only");
   return command;
 }
 
 int run_bench(const BenchOptions& options) {
-  const EngineChoice engine = choose_engine(options.engine);
+  EngineOptions wanted = options.engine;
+  if (options.limits) wanted.kind = EngineKind::kCuda;
+  const EngineChoice engine = choose_engine(wanted);
+  if (options.limits) return run_limits(engine, options.json);
   check_options(options, engine);
   if (!options.json) print_bench_heading(options, engine);
   // `all` is those that the engine has.

@@ -33,6 +33,7 @@ struct BenchOptions {
   EngineOptions engine{};
   int num_sms = 0;
   bool graph = false;
+  bool limits = false;
   bool json = false;
 };
 

@@ -3,6 +3,7 @@
 #include "tokenyard/error.h"
 
 #include "cli/cuda/devices.h"
+#include "cli/cuda/limits.h"
 #include "cli/rank_device.h"
 
 namespace tokenyard::cli {
@@ -20,6 +21,10 @@ std::vector<std::string> cuda_devices() {
 }
 
 std::unique_ptr<RankDevice> make_cuda_rank_device(int /*device*/) {
+  refuse();
+}
+
+int run_limits(const EngineChoice& /*engine*/, bool /*json*/) {
   refuse();
 }
 

@@ -189,7 +189,8 @@ class Cuda(unittest.TestCase):
     def test_without_cuda_the_engine_is_refused(self):
         if self.usable:
             self.skipTest("there is a GPU")
-        for command in (("run",), ("run", "--json", "--rank-kind", "processes"), ("bench",), ("bench", "--graph")):
+        for command in (("run",), ("run", "--json", "--rank-kind", "processes"), ("bench",), ("bench", "--graph"),
+                        ("bench", "--limits")):
             result = run(*command, "--engine", "cuda")
             self.assertEqual(result.returncode, 1)
             self.assertEqual(result.stdout, "")
@@ -232,6 +233,21 @@ class Cuda(unittest.TestCase):
                     self.assertGreater(line[time]["median"], 0)
                 if len(line["devices"]) == 1:
                     self.assertEqual(line["dispatch_bytes_per_direction"], 0)
+
+    def test_limits_are_measured(self):
+        self.need_device()
+        lines = {(line["limit"], line.get("blocks")): line for line in json_lines("bench", "--limits")}
+        self.assertGreater(lines["empty_kernel", None]["us"], 0)
+        if len(lines["empty_kernel", None]["devices"]) < 2:
+            self.skipTest("nothing of a link: needs two GPUs that reach each other")
+        for name in ("peer_stores", "peer_bulk_stores", "peer_loads"):
+            for blocks in (8, 16, 48, 132):
+                self.assertEqual(len(lines[name, blocks]["gb_per_s_of_each"]), 2)
+        best = max(line["gb_per_s"] for (name, _), line in lines.items() if name.startswith(("peer_", "copy_")))
+        self.assertEqual(lines["link", None]["gb_per_s"], best)
+        self.assertEqual(lines["link", None]["void"], best < 350)
+        self.assertGreater(lines["pair_barrier", None]["us"], lines["empty_kernel", None]["us"])
+        self.assertGreater(lines["flag_one_way", None]["us"], 0)
 
     def test_a_backend_that_the_engine_lacks_is_unusable_by_name(self):
         self.need_device()
