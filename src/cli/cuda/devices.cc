@@ -63,6 +63,7 @@ std::vector<std::string> cuda_devices() {
     throw Error(ErrorCode::kUnsupported, std::string("--engine cuda cannot be used here: ") + answer->reason.data());
   }
   std::vector<std::string> names;
+  names.reserve(static_cast<std::size_t>(answer->count));
   for (int device = 0; device < answer->count; ++device)
     names.emplace_back(answer->names[static_cast<std::size_t>(device)].data());
   return names;

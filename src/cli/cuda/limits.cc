@@ -64,7 +64,7 @@ struct Side {
   TimedEvent start{}, end{};
   engine::cuda::DeviceMemory source = make_device_memory(device, kBytes);
   engine::cuda::DeviceMemory target = make_device_memory(device, kBytes);
-  engine::cuda::DeviceMemory words = make_device_memory(device, 128 * 6);
+  engine::cuda::DeviceMemory words = make_device_memory(device, std::int64_t{128} * 6);
 };
 
 using Sides = std::vector<std::unique_ptr<Side>>;
@@ -256,8 +256,7 @@ std::string connect(int device, int other) {
 int run_limits(const EngineChoice& engine, bool json) {
   EngineChoice chosen = engine;
   std::ranges::sort(chosen.devices);
-  const auto [first, last] = std::ranges::unique(chosen.devices);
-  chosen.devices.erase(first, last);
+  chosen.devices.erase(std::unique(chosen.devices.begin(), chosen.devices.end()), chosen.devices.end());
   std::string no_pair = chosen.devices.size() < 2 ? "one device was chosen or is there" : "";
   if (no_pair.empty()) no_pair = connect(chosen.devices[0], chosen.devices[1]);
   chosen.devices.resize(no_pair.empty() ? 2 : 1);
