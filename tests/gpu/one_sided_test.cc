@@ -176,7 +176,11 @@ std::vector<Shape> shapes() {
       all.push_back({.num_ranks = 3, .hidden_size = 64, .top_k = top_k, .num_experts = 29, .spread = spread});
     for (const Dtype dtype : {Dtype::kF16, Dtype::kF32})
       all.push_back({.hidden_size = 520, .dtype = dtype, .spread = spread});
+    // Many tokens for the blocks there are, so that rows move in bulk: rows of 2000 bytes, and of one stage and 16
+    // bytes.
     all.push_back({.hidden_size = 256, .max_tokens = 1500, .spread = spread});
+    all.push_back({.num_ranks = 4, .hidden_size = 1000, .max_tokens = 600, .spread = spread});
+    all.push_back({.hidden_size = 8200, .max_tokens = 300, .spread = spread});
     for (const int num_ranks : {2, 4})
       all.push_back(
           {.num_ranks = num_ranks, .hidden_size = 512, .spread = spread, .kind = support::RankKind::kProcesses});

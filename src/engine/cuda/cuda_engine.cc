@@ -45,6 +45,13 @@ std::int64_t hidden_of(const TensorView& rows) {
 
 constexpr int kWarpsOfBlock = kThreads / 32;
 
+// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
+bool better_in_bulk(const DispatchTask& task, int blocks) {
+  constexpr std::int64_t kTokensPerBlock = 2;
+  return task.sends && task.num_tokens > kTokensPerBlock * blocks &&
+         std::any_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, moves_in_bulk);
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window) {
@@ -89,6 +96,7 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   // All blocks of all ranks on the device are resident: blocks wait for each other.
   max_blocks_ = std::max(1, processors / window.ranks_on_device());
   load_rank_major_dispatch();
+  bulk_ = load_bulk_dispatch();
   load_combine();
   load_notices();
   set_back(setup.initial_epoch);
@@ -214,7 +222,8 @@ void CudaEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest
       protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup_.layout.shape().tokens_per_chunk);
   const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup_.num_ranks, kWarpsOfBlock) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens : 0, waits), request.num_sms);
-  launch_rank_major_dispatch(task, blocks, enter(request.stream));
+  const auto launch = bulk_ && better_in_bulk(task, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
+  launch(task, blocks, enter(request.stream));
 }
 
 // In one call there is one launch, by the receive half.

@@ -67,6 +67,7 @@ class CudaEngine final : public Engine {
   const fabric::Window& window_;
   int device_;
   int max_blocks_;
+  bool bulk_ = false;  // the device can send in bulk
   Common common_{};
   DeviceMemory windows_;  // the pointers to them
   DeviceMemory board_;    // Board, arrivals, owed

@@ -15,6 +15,10 @@ void check(cudaError_t outcome, const char* what);
 
 void load_rank_major_dispatch();
 void launch_rank_major_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream);
+// The same for many tokens, with rows that move in bulk. Loading is false where the current device cannot: then it is
+// not to be launched.
+[[nodiscard]] bool load_bulk_dispatch();
+void launch_bulk_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream);
 
 void load_combine();
 void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream);

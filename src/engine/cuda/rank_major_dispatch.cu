@@ -1,178 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch into a space per source, in one launch: blocks first send this rank's tokens, each to every rank that owns
 // one of its experts, and then receive: they wait for the chunks of all sources and write what the result needs besides
-// rows, which lie where the caller sees them. A block that waits has nothing left to send, and all blocks are resident.
-#include <algorithm>
-
-#include "engine/cuda/copies.cuh"
+// rows, which lie where the caller sees them. All blocks are resident, and what a block still sends does not wait for
+// its warps that receive.
 #include "engine/cuda/kernels.h"
-#include "engine/cuda/waits.cuh"
-#include "engine/cuda/windows.cuh"
-#include "protocol/owner.h"
+#include "engine/cuda/rank_major_bulk.cuh"
+#include "engine/cuda/rank_major_send.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
 
-constexpr int kWarp = 32;
-constexpr int kWarps = kThreads / kWarp;
-constexpr unsigned kAll = 0xFFFFFFFFU;
-
-__device__ int lane_index() {
-  return static_cast<int>(threadIdx.x) % kWarp;
-}
-
-__device__ int warp_index() {
-  return static_cast<int>(threadIdx.x) / kWarp;
-}
-
-// What the threads of a block know of the token they send.
-struct TokenOfBlock {
-  std::uint32_t words[kMaxRanks / kWordBits];
-  std::int32_t wire_ids[kMaxTopK];
-  std::int32_t destinations[kMaxTopK];
-  int num_destinations;
-  bool ends_chunk;
-};
-
-__device__ std::int64_t tokens_of_call(const DispatchTask& task) {
-  if (task.num_tokens_on_device == nullptr) return task.num_tokens;
-  const std::int64_t given = *task.num_tokens_on_device;
-  return given < 0 ? 0 : min(given, task.num_tokens);
-}
-
-__device__ int num_chunks_of(const DispatchTask& task, std::int64_t tokens) {
-  return static_cast<int>(protocol::num_chunks(tokens, task.common.layout.shape().tokens_per_chunk));
-}
-
-// Waits until every peer has read the headers of the operation before the last, and has released the rows of the last.
-__device__ bool wait_for_space(const Common& common, std::uint32_t epoch) {
-  bool there = true;
-  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
-    const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
-    there = there && wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
-              const std::uint64_t progress = load_acquire_system(word);
-              return protocol::reached(protocol::rows_released(progress), epoch - 1) &&
-                     protocol::reached(protocol::headers_read(progress), epoch - protocol::kHeaderSlots);
-            });
-  }
-  return __syncthreads_and(there) != 0;
-}
-
-// By one warp: the wire ids of a token and the distinct ranks that own them, ascending.
-__device__ void route_token(const DispatchTask& task, std::int64_t token, TokenOfBlock& shared) {
-  const Ids& ids = task.ids;
-  const std::byte* row = ids.from + token * ids.from_stride;
-  const int words = task.route.words;
-  for (int i = lane_index(); i < words; i += kWarp)
-    shared.words[i] = 0;
-  __syncwarp();
-  for (int slot = lane_index(); slot < ids.top_k; slot += kWarp) {
-    const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
-                                         : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
-    const bool expert = id >= 0 && id < ids.num_experts && id != ids.invalid_id;
-    shared.wire_ids[slot] = expert ? static_cast<std::int32_t>(id) : -1;
-    if (expert) {
-      const int owner = protocol::owner_of(ids.num_experts, task.common.num_ranks, static_cast<int>(id));
-      atomicOr(&shared.words[owner / kWordBits], 1U << (owner % kWordBits));
-    } else if (id != -1 && id != ids.invalid_id) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
-    }
-  }
-  __syncwarp();
-  const int lane = lane_index();
-  std::uint32_t word = lane < words ? shared.words[lane] : 0;
-  if (lane < words) task.route.ranks_of_token[token * words + lane] = word;
-  int before = __popc(word);
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(kAll, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == kWarp - 1) shared.num_destinations = before;
-  before -= __popc(word);
-  for (; word != 0; word &= word - 1) {
-    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
-    shared.destinations[before++] = rank;
-    atomicAdd(task.route.rows_sent + rank, 1U);
-  }
-}
-
-__device__ void send_rows(const DispatchTask& task, std::int64_t token, const TokenOfBlock& shared) {
-  const Crew crew{static_cast<int>(threadIdx.x), kThreads};
-  const Common& common = task.common;
-  for (int index = 0; index < task.num_lanes; ++index) {
-    const Lane& lane = task.lanes[static_cast<unsigned>(index)];
-    const std::int64_t place = common.layout.payload(common.rank) + lane.offset + token * lane.stride;
-    move_row(lane.from + token * lane.from_stride, lane.row_bytes, lane.unit, crew, [&](int i, auto value) {
-      for (int d = 0; d < shared.num_destinations; ++d)
-        reinterpret_cast<decltype(value)*>(window_of(common, shared.destinations[d]) + place)[i] = value;
-    });
-  }
-  const std::int64_t place = common.layout.payload(common.rank) + task.ids.offset + token * task.ids.stride;
-  for (int i = static_cast<int>(threadIdx.x); i < shared.num_destinations * task.ids.top_k; i += kThreads) {
-    std::byte* window = window_of(common, shared.destinations[i / task.ids.top_k]);
-    reinterpret_cast<std::int32_t*>(window + place)[i % task.ids.top_k] = shared.wire_ids[i % task.ids.top_k];
-  }
-}
-
-// Chunk 0 also says what must agree; it goes to every rank, with its tokens or without. The other fields are written
-// before the stamp, which releases them (pairs with wait_chunk).
-__device__ void stamp_header(
-    const DispatchTask& task, int to, std::uint32_t epoch, std::int64_t tokens, std::uint64_t mask) {
-  const Common& common = task.common;
-  for (std::int64_t i = 0; i < task.num_stats; ++i) {
-    reinterpret_cast<std::int32_t*>(window_of(common, to) + common.layout.stats(common.rank))[i] = task.stats[i];
-  }
-  protocol::HeaderLine* header = header_of(common, to, protocol::kDispatchPhase, epoch, common.rank);
-  header->mask = mask;
-  header->digest = task.digest;
-  header->agreed = task.agreed;
-  header->num_tokens = static_cast<std::int32_t>(tokens);
-  header->status = protocol::HeaderStatus::kOk;
-  store_release_system(&header->stamp, protocol::encode_stamp(epoch, __popcll(mask)));
-}
-
-// By one warp, for all ranks; what the blocks that sent the chunk's tokens did has been acquired.
-__device__ void stamp_chunk(const DispatchTask& task, int chunk, std::uint32_t epoch, std::int64_t tokens) {
-  const Common& common = task.common;
-  const int size = common.layout.shape().tokens_per_chunk;
-  const std::int64_t first = static_cast<std::int64_t>(chunk) * size;
-  const int count = static_cast<int>(min(static_cast<std::int64_t>(size), tokens - first));
-  for (int to = lane_index(); to < common.num_ranks; to += kWarp) {
-    std::uint64_t mask = 0;
-    const std::uint32_t* word = task.route.ranks_of_token + first * task.route.words + to / kWordBits;
-    for (int i = 0; i < count; ++i) {
-      const std::uint64_t goes =
-          load_relaxed_device(word + std::int64_t{i} * task.route.words) >> (to % kWordBits) & 1U;
-      mask |= goes << i;
-    }
-    if (chunk == 0) {
-      stamp_header(task, to, epoch, tokens, mask);
-    } else {
-      protocol::ChunkLine* line = chunk_of(common, to, common.rank, chunk);
-      line->mask = mask;
-      store_release_system(&line->stamp, protocol::encode_stamp(epoch, __popcll(mask)));
-    }
-  }
-}
-
 __device__ void send(const DispatchTask& task, std::uint32_t epoch, std::int64_t tokens) {
   __shared__ TokenOfBlock shared;
+  __shared__ bool ends;
+  const Crew crew{static_cast<int>(threadIdx.x), kThreads};
   if (tokens == 0 && blockIdx.x == 0 && warp_index() == 0) stamp_chunk(task, 0, epoch, 0);
-  const int size = task.common.layout.shape().tokens_per_chunk;
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     if (warp_index() == 0) route_token(task, token, shared);
     __syncthreads();
-    send_rows(task, token, shared);
+    for (int index = 0; index < task.num_lanes; ++index)
+      send_row(task, task.lanes[static_cast<unsigned>(index)], token, shared, crew);
+    send_ids(task, token, shared, crew);
     __syncthreads();
-    const auto chunk = static_cast<int>(token / size);
-    if (threadIdx.x == 0) {
-      const std::int64_t left = tokens - static_cast<std::int64_t>(chunk) * size;
-      const auto of_chunk = static_cast<std::uint32_t>(min(static_cast<std::int64_t>(size), left));
-      shared.ends_chunk = add_acq_rel_device(task.common.arrivals + chunk, 1) == of_chunk - 1;
-      if (shared.ends_chunk) task.common.arrivals[chunk] = 0;
-    }
+    const auto chunk = static_cast<int>(token / task.common.layout.shape().tokens_per_chunk);
+    if (threadIdx.x == 0) ends = ends_chunk(task, chunk, 1, tokens);
     __syncthreads();
-    if (shared.ends_chunk && warp_index() == 0) stamp_chunk(task, chunk, epoch, tokens);
+    if (ends && warp_index() == 0) stamp_chunk(task, chunk, epoch, tokens);
   }
 }
 
@@ -213,9 +66,41 @@ __device__ void store_id(std::byte* row, int slot, bool i64, std::int64_t id) {
   }
 }
 
+// Four picks of a row of the result.
+__device__ void store_four_ids(const Ids& ids, std::byte* row, int index, const int4& wire) {
+  const auto id = [&ids](std::int32_t given) { return given >= 0 ? std::int64_t{given} : ids.invalid_id; };
+  if (ids.to_i64) {
+    auto* to = reinterpret_cast<longlong2*>(row) + 2 * index;
+    to[0] = make_longlong2(id(wire.x), id(wire.y));
+    to[1] = make_longlong2(id(wire.z), id(wire.w));
+  } else {
+    const auto narrow = [&id](std::int32_t given) { return static_cast<std::int32_t>(id(given)); };
+    reinterpret_cast<int4*>(row)[index] = make_int4(narrow(wire.x), narrow(wire.y), narrow(wire.z), narrow(wire.w));
+  }
+}
+
+// As show_ids, four picks an access.
+__device__ void show_ids_by_fours(
+    const DispatchTask& task, int source, std::int64_t first, int count, std::uint64_t mask) {
+  const Ids& ids = task.ids;
+  const std::byte* space = window_of(task.common, task.common.rank) + task.common.layout.payload(source);
+  const int fours = ids.top_k / 4;
+  for (int i = lane_index(); i < count * fours; i += kWarp) {
+    const std::int64_t token = first + i / fours;
+    int4 wire = make_int4(-1, -1, -1, -1);
+    if ((mask >> (i / fours) & 1U) != 0)
+      wire = reinterpret_cast<const int4*>(space + ids.offset + token * ids.stride)[i % fours];
+    store_four_ids(ids, ids.to + source * ids.to_block_stride + token * ids.to_row_stride, i % fours, wire);
+  }
+}
+
 // By one warp: the ids of a chunk's rows, invalid ones where there is no token.
 __device__ void show_ids(const DispatchTask& task, int source, std::int64_t first, int count, std::uint64_t mask) {
   const Ids& ids = task.ids;
+  const auto all = reinterpret_cast<std::uint64_t>(ids.to) | static_cast<std::uint64_t>(ids.to_block_stride) |
+                   static_cast<std::uint64_t>(ids.to_row_stride) | static_cast<std::uint64_t>(ids.offset) |
+                   static_cast<std::uint64_t>(ids.stride);
+  if (ids.top_k % 4 == 0 && all % sizeof(int4) == 0) return show_ids_by_fours(task, source, first, count, mask);
   const std::byte* space = window_of(task.common, task.common.rank) + task.common.layout.payload(source);
   for (int i = lane_index(); i < count * ids.top_k; i += kWarp) {
     const std::int64_t token = first + i / ids.top_k;
@@ -267,11 +152,12 @@ __device__ void receive_chunk(const DispatchTask& task, int source, int chunk, s
   copy_rows(task, source, first, mask);
 }
 
-__device__ void receive(const DispatchTask& task, std::uint32_t epoch) {
+// By the warps of all blocks, of each of which there are `warps.count`.
+__device__ void receive(const DispatchTask& task, std::uint32_t epoch, Crew warps) {
   const int chunks = max(1, num_chunks_of(task, task.rows_per_block));
   const int items = chunks * task.common.num_ranks;
-  for (int item = warp_index() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x); item < items;
-       item += kWarps * static_cast<int>(gridDim.x)) {
+  for (int item = warps.index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x); item < items;
+       item += warps.count * static_cast<int>(gridDim.x)) {
     // Own rows last: the others' are on their way meanwhile.
     const int source = (task.common.rank + 1 + item % task.common.num_ranks) % task.common.num_ranks;
     receive_chunk(task, source, item / task.common.num_ranks, epoch);
@@ -299,18 +185,39 @@ __device__ void finish(const DispatchTask& task, std::uint32_t epoch) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) rank_major_dispatch(const __grid_constant__ DispatchTask task) {
+// `send_all` is given the epoch and the number of tokens. `receivers` are the warps for the other half, none for an
+// index below 0; they may begin while others of the block still send.
+template <class Send>
+__device__ void dispatch(const DispatchTask& task, Crew receivers, const Send& send_all) {
   const Common& common = task.common;
-  if (load_relaxed_device(&common.board->failed) != 0) return;
+  // As a block: warps wait for each other at barriers that count them.
+  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&common.board->failed))) != 0) return;
   const std::uint32_t last = common.board->epochs[protocol::kDispatchPhase];
   const std::uint32_t epoch = task.sends ? last + 1 : last;
   if (task.sends) {
     const std::int64_t tokens = tokens_of_call(task);
     if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
-    if (wait_for_space(common, epoch)) send(task, epoch, tokens);
+    if (wait_for_space(common, epoch)) send_all(epoch, tokens);
   }
-  if (task.receives) receive(task, epoch);
+  if (task.receives && receivers.index >= 0) receive(task, epoch, receivers);
   if (last_block(&common.board->blocks_done)) finish(task, epoch);
+}
+
+__global__ void __launch_bounds__(kThreads) rank_major_dispatch(const __grid_constant__ DispatchTask task) {
+  dispatch(task, {warp_index(), kWarps},
+           [&task](std::uint32_t epoch, std::int64_t tokens) { send(task, epoch, tokens); });
+}
+
+// One block fills a multiprocessor: its stages do.
+__global__ void __launch_bounds__(kThreads, 1) bulk_dispatch(const __grid_constant__ DispatchTask task) {
+  dispatch(task, {warp_index() - kFirstRouter, kRouters}, [&task](std::uint32_t epoch, std::int64_t tokens) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) std::byte ring[];  // NOLINT(modernize-avoid-c-arrays): device code
+    send_in_bulk(task, epoch, tokens, ring);
+#else
+    send(task, epoch, tokens);  // compiled for an older device, and run on a newer one
+#endif
+  });
 }
 
 }  // namespace
@@ -318,6 +225,27 @@ __global__ void __launch_bounds__(kThreads) rank_major_dispatch(const __grid_con
 void load_rank_major_dispatch() {
   check(cudaFuncSetAttribute(rank_major_dispatch, cudaFuncAttributePreferredSharedMemoryCarveout, 0),
         "loading a kernel");
+}
+
+bool load_bulk_dispatch() {
+  int device = 0;
+  int major = 0;
+  int most_shared = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "cudaDeviceGetAttribute");
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, bulk_dispatch), "loading a kernel");
+  if (major < 9 || static_cast<int>(attributes.sharedSizeBytes) + kRingBytes > most_shared) return false;
+  check(cudaFuncSetAttribute(bulk_dispatch, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes),
+        "loading a kernel");
+  return true;
+}
+
+void launch_bulk_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream) {
+  bulk_dispatch<<<blocks, kThreads, kRingBytes, stream>>>(task);
+  check(cudaGetLastError(), "launching a dispatch");
 }
 
 void launch_rank_major_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream) {

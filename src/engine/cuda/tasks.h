@@ -9,6 +9,7 @@
 
 #include "tokenyard/tensor.h"
 
+#include "protocol/host_device.h"
 #include "protocol/layout.h"
 #include "protocol/planes.h"
 
@@ -86,6 +87,12 @@ struct Lane {
   std::int64_t row_bytes = 0;
   int unit = 1;  // bytes of one access: divides all of the above
 };
+
+// Rows that bulk copies take, and that are long enough to gain from them.
+TOKENYARD_HD constexpr bool moves_in_bulk(const Lane& lane) {
+  constexpr std::int64_t kLeastBytes = 512;
+  return lane.unit == 16 && lane.row_bytes >= kLeastBytes;
+}
 
 // Where the rows of one plane of the result go, when not to where they arrive.
 struct Copied {

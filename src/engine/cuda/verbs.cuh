@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only assembler of the CUDA engine: loads, stores and atomics with the memory order and scope in their names.
-// Words that other GPUs or processes see have system scope, words that only blocks of this GPU see device scope.
+// The only assembler of the CUDA engine: loads, stores and atomics with the memory order and scope in their names, and
+// bulk copies (from sm_90 on) with what they are told by.
+// Words that other GPUs or processes see have system scope, words that only blocks of this GPU see device scope, words
+// in shared memory block scope.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tokenyard::engine::cuda {
@@ -34,6 +37,92 @@ __device__ __forceinline__ std::uint64_t nanoseconds() {
   std::uint64_t value = 0;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
   return value;
+}
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* generic) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(generic));
+}
+
+__device__ __forceinline__ void store_release_block(std::int32_t* shared_word, std::int32_t value) {
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" : : "r"(shared_address(shared_word)), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ std::int32_t load_acquire_block(const std::int32_t* shared_word) {
+  std::int32_t value = 0;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(shared_word)) : "memory");
+  return value;
+}
+
+// Barriers of a part of a block: `threads`, a multiple of the warp's, is the sum of those that arrive and those that
+// wait. Barrier 0 is __syncthreads'. What a thread did before it arrives is seen by those that wait.
+__device__ __forceinline__ void arrive_at(int barrier, int threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void wait_at(int barrier, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
+}
+
+// Bulk copies see memory through the async proxy: this orders what the thread did, or acquired, before its later ones.
+__device__ __forceinline__ void fence_before_bulk_copies() {
+  asm volatile("fence.proxy.async;" : : : "memory");
+}
+
+// A counter in shared memory of bytes on their way. Its phases follow each other: each begins with `expect_bytes` and
+// ends when as many have arrived.
+__device__ __forceinline__ void init_byte_counter(std::uint64_t* counter) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(counter)) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(std::uint64_t* counter, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(counter)), "r"(bytes)
+               : "memory");
+}
+
+// Whether the phase of this parity (0 for the first) has ended; waits a while for it.
+__device__ __forceinline__ bool bytes_arrived(std::uint64_t* counter, std::uint32_t parity) {
+  std::uint32_t arrived = 0;
+  asm volatile(
+      "{\n\t"
+      ".reg .pred ended;\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n\t"
+      "selp.u32 %0, 1, 0, ended;\n\t"
+      "}"
+      : "=r"(arrived)
+      : "r"(shared_address(counter)), "r"(parity)
+      : "memory");
+  return arrived != 0;
+}
+
+// Addresses and sizes are multiples of 16 bytes.
+__device__ __forceinline__ void load_bulk(std::byte* shared,
+                                          const std::byte* from,
+                                          std::uint32_t bytes,
+                                          std::uint64_t* counter) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(shared_address(shared)), "l"(from), "r"(bytes), "r"(shared_address(counter))
+               : "memory");
+}
+
+__device__ __forceinline__ void store_bulk(std::byte* to, const std::byte* shared, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+// Makes one group of the thread's bulk stores since the last call; it may be empty.
+__device__ __forceinline__ void close_bulk_stores() {
+  asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// Waits until all of the thread's groups but the last `Pending` are complete: written, not only read.
+template <int Pending>
+__device__ __forceinline__ void wait_bulk_stores() {
+  asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
 }  // namespace tokenyard::engine::cuda

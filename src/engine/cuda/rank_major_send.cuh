@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the senders of a dispatch into a space per source share: the space, the route of a token, and the stamps.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cuda/copies.cuh"
+#include "engine/cuda/tasks.h"
+#include "engine/cuda/verbs.cuh"
+#include "engine/cuda/waits.cuh"
+#include "engine/cuda/windows.cuh"
+#include "protocol/owner.h"
+
+namespace tokenyard::engine::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarps = kThreads / kWarp;
+inline constexpr unsigned kAll = 0xFFFFFFFFU;
+
+__device__ inline int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+
+__device__ inline int warp_index() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+
+// What the threads that send a token know of it.
+struct TokenOfBlock {
+  std::uint32_t words[kMaxRanks / kWordBits];
+  std::int32_t wire_ids[kMaxTopK];
+  std::int32_t destinations[kMaxTopK];
+  int num_destinations;
+};
+
+__device__ inline std::int64_t tokens_of_call(const DispatchTask& task) {
+  if (task.num_tokens_on_device == nullptr) return task.num_tokens;
+  const std::int64_t given = *task.num_tokens_on_device;
+  return given < 0 ? 0 : min(given, task.num_tokens);
+}
+
+__device__ inline int num_chunks_of(const DispatchTask& task, std::int64_t tokens) {
+  return static_cast<int>(protocol::num_chunks(tokens, task.common.layout.shape().tokens_per_chunk));
+}
+
+// Waits until every peer has read the headers of the operation before the last, and has released the rows of the last.
+__device__ inline bool wait_for_space(const Common& common, std::uint32_t epoch) {
+  bool there = true;
+  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
+    const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
+    there = there && wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
+              const std::uint64_t progress = load_acquire_system(word);
+              return protocol::reached(protocol::rows_released(progress), epoch - 1) &&
+                     protocol::reached(protocol::headers_read(progress), epoch - protocol::kHeaderSlots);
+            });
+  }
+  return __syncthreads_and(there) != 0;
+}
+
+// By one warp: the wire ids of a token and the distinct ranks that own them, ascending.
+__device__ inline void route_token(const DispatchTask& task, std::int64_t token, TokenOfBlock& shared) {
+  const Ids& ids = task.ids;
+  const std::byte* row = ids.from + token * ids.from_stride;
+  const int words = task.route.words;
+  for (int i = lane_index(); i < words; i += kWarp)
+    shared.words[i] = 0;
+  __syncwarp();
+  for (int slot = lane_index(); slot < ids.top_k; slot += kWarp) {
+    const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
+                                         : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
+    const bool expert = id >= 0 && id < ids.num_experts && id != ids.invalid_id;
+    shared.wire_ids[slot] = expert ? static_cast<std::int32_t>(id) : -1;
+    if (expert) {
+      const int owner = protocol::owner_of(ids.num_experts, task.common.num_ranks, static_cast<int>(id));
+      atomicOr(&shared.words[owner / kWordBits], 1U << (owner % kWordBits));
+    } else if (id != -1 && id != ids.invalid_id) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
+    }
+  }
+  __syncwarp();
+  const int lane = lane_index();
+  std::uint32_t word = lane < words ? shared.words[lane] : 0;
+  if (lane < words) task.route.ranks_of_token[token * words + lane] = word;
+  int before = __popc(word);
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int other = __shfl_up_sync(kAll, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == kWarp - 1) shared.num_destinations = before;
+  before -= __popc(word);
+  for (; word != 0; word &= word - 1) {
+    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
+    shared.destinations[before++] = rank;
+    atomicAdd(task.route.rows_sent + rank, 1U);
+  }
+}
+
+// One lane's row of the token to each of its ranks.
+__device__ inline void send_row(
+    const DispatchTask& task, const Lane& lane, std::int64_t token, const TokenOfBlock& shared, Crew crew) {
+  const Common& common = task.common;
+  const std::int64_t place = common.layout.payload(common.rank) + lane.offset + token * lane.stride;
+  move_row(lane.from + token * lane.from_stride, lane.row_bytes, lane.unit, crew, [&](int i, auto value) {
+    for (int d = 0; d < shared.num_destinations; ++d)
+      reinterpret_cast<decltype(value)*>(window_of(common, shared.destinations[d]) + place)[i] = value;
+  });
+}
+
+__device__ inline void send_ids(const DispatchTask& task, std::int64_t token, const TokenOfBlock& shared, Crew crew) {
+  const Common& common = task.common;
+  const int top_k = task.ids.top_k;
+  const std::int64_t place = common.layout.payload(common.rank) + task.ids.offset + token * task.ids.stride;
+  for (int i = crew.index; i < shared.num_destinations * top_k; i += crew.count) {
+    std::byte* window = window_of(common, shared.destinations[i / top_k]);
+    reinterpret_cast<std::int32_t*>(window + place)[i % top_k] = shared.wire_ids[i % top_k];
+  }
+}
+
+// Chunk 0 also says what must agree; it goes to every rank, with its tokens or without. The other fields are written
+// before the stamp, which releases them (pairs with wait_chunk).
+__device__ inline void stamp_header(
+    const DispatchTask& task, int to, std::uint32_t epoch, std::int64_t tokens, std::uint64_t mask) {
+  const Common& common = task.common;
+  for (std::int64_t i = 0; i < task.num_stats; ++i) {
+    reinterpret_cast<std::int32_t*>(window_of(common, to) + common.layout.stats(common.rank))[i] = task.stats[i];
+  }
+  protocol::HeaderLine* header = header_of(common, to, protocol::kDispatchPhase, epoch, common.rank);
+  header->mask = mask;
+  header->digest = task.digest;
+  header->agreed = task.agreed;
+  header->num_tokens = static_cast<std::int32_t>(tokens);
+  header->status = protocol::HeaderStatus::kOk;
+  store_release_system(&header->stamp, protocol::encode_stamp(epoch, __popcll(mask)));
+}
+
+// By one warp, for all ranks; what the blocks that sent the chunk's tokens did has been acquired. Lanes read the ranks
+// of a token each, and votes turn them into the tokens of a rank: read in turn, they would take as many round trips to
+// memory as the chunk has tokens.
+__device__ inline void stamp_chunk(const DispatchTask& task, int chunk, std::uint32_t epoch, std::int64_t tokens) {
+  const Common& common = task.common;
+  const int size = common.layout.shape().tokens_per_chunk;
+  const std::int64_t first = static_cast<std::int64_t>(chunk) * size;
+  const int count = static_cast<int>(min(static_cast<std::int64_t>(size), tokens - first));
+  const int lane = lane_index();
+  const int words = task.route.words;
+  for (int w = 0; w < words; ++w) {
+    const std::uint32_t* word = task.route.ranks_of_token + (first + lane) * words + w;
+    const std::uint32_t low = lane < count ? load_relaxed_device(word) : 0;
+    const std::uint32_t high = lane + kWarp < count ? load_relaxed_device(word + std::int64_t{kWarp} * words) : 0;
+    const int ranks = min(kWordBits, common.num_ranks - w * kWordBits);
+    std::uint64_t mask = 0;
+    for (int r = 0; r < ranks; ++r) {
+      const std::uint64_t first_half = __ballot_sync(kAll, static_cast<int>(low >> r & 1U));
+      const std::uint64_t second_half = __ballot_sync(kAll, static_cast<int>(high >> r & 1U));
+      if (lane == r) mask = second_half << kWarp | first_half;
+    }
+    if (lane >= ranks) continue;
+    const int to = w * kWordBits + lane;
+    if (chunk == 0) {
+      stamp_header(task, to, epoch, tokens, mask);
+    } else {
+      protocol::ChunkLine* line = chunk_of(common, to, common.rank, chunk);
+      line->mask = mask;
+      store_release_system(&line->stamp, protocol::encode_stamp(epoch, __popcll(mask)));
+    }
+  }
+}
+
+// By one thread, when `count` more tokens of the chunk are on their way: whether they end it. It has then acquired what
+// was done before for the others.
+__device__ inline bool ends_chunk(const DispatchTask& task, int chunk, std::uint32_t count, std::int64_t tokens) {
+  const int size = task.common.layout.shape().tokens_per_chunk;
+  const std::int64_t left = tokens - static_cast<std::int64_t>(chunk) * size;
+  const auto of_chunk = static_cast<std::uint32_t>(min(static_cast<std::int64_t>(size), left));
+  if (add_acq_rel_device(task.common.arrivals + chunk, count) + count != of_chunk) return false;
+  task.common.arrivals[chunk] = 0;
+  return true;
+}
+
+}  // namespace tokenyard::engine::cuda
