@@ -49,7 +49,7 @@ class Core {
   [[nodiscard]] const Group& group() const { return group_; }
 
   [[nodiscard]] std::int64_t window_bytes() const {
-    return layout_.bytes() + (queues_ == nullptr ? 0 : queues_->layout().bytes());
+    return (window_ == nullptr ? 0 : window_->bytes()) + (queues_ == nullptr ? 0 : queues_->layout().bytes());
   }
 
   // `in_one_call`: the receive half follows before the caller's tensors may change.

@@ -84,6 +84,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
   engine::CombineRequest request = prepare_combine(limits_, input, route);
   route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);
+  route.target.in_one_call = output != nullptr;
   route.target.num_sms = options.num_sms;
   route.target.stream = options.stream;
   if (output != nullptr) {

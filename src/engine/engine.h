@@ -118,6 +118,7 @@ struct CombineTarget {
   TensorView output{};
   std::array<TensorView, 2> bias{};
   TensorView topk_weights{};  // [num_tokens, top_k] f32, or not given
+  bool in_one_call = false;
   int num_sms = 0;
   Stream stream{};
 };
@@ -188,6 +189,8 @@ struct EngineInfo {
   std::string_view description;
   EngineKind kind;
   DeviceKind memory;  // of its windows and tensors
+  // What it needs of a window behind the layout, for encodings of its own.
+  std::int64_t (*extra_window_bytes)(const protocol::WindowLayout& layout);
   std::unique_ptr<Engine> (*make)(const Setup& setup, fabric::Window& window);
 };
 

@@ -54,6 +54,8 @@ class CudaEngine final : public Engine {
   // are on.
   cudaStream_t enter(const Stream& stream);
   [[nodiscard]] int blocks_for(std::int64_t work, int num_sms) const;
+  [[nodiscard]] bool is_small(const DispatchRequest& request) const;
+  [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;
   void add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
@@ -69,6 +71,7 @@ class CudaEngine final : public Engine {
   int max_blocks_;
   bool bulk_ = false;  // the device can send in bulk
   Common common_{};
+  SmallLayout small_{};
   DeviceMemory windows_;  // the pointers to them
   DeviceMemory board_;    // Board, arrivals, owed
   std::int64_t board_bytes_ = 0;
@@ -90,6 +93,7 @@ inline constexpr EngineInfo kCudaEngine{
     .description = "kernels on GPUs that reach each other's memory, on the caller's streams",
     .kind = EngineKind::kCuda,
     .memory = DeviceKind::kCuda,
+    .extra_window_bytes = [](const protocol::WindowLayout& layout) { return SmallLayout::of(layout).bytes(); },
     .make = make_cuda_engine,
 };
 

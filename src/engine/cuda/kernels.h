@@ -20,11 +20,16 @@ void launch_rank_major_dispatch(const DispatchTask& task, int blocks, cudaStream
 [[nodiscard]] bool load_bulk_dispatch();
 void launch_bulk_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream);
 
+void load_small_dispatch();
+void launch_small_dispatch(const SmallDispatchTask& task, int blocks, cudaStream_t stream);
+void load_small_combine();
+void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stream);
+
 void load_combine();
 void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream);
 
 // One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
-void launch_abort_dispatch(const Common& common, cudaStream_t stream);
+void launch_abort_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream);
 // The same of the combine of a round.
 void launch_abort_combine(const Common& common, const RouteMemory& route, cudaStream_t stream);
 // Nothing of the round's rows will be read any more, and no combine follows.

@@ -80,6 +80,8 @@ RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
   const protocol::WindowShape& shape = layout.shape();
   const std::int64_t ranks = shape.num_ranks;
   view_.words = static_cast<int>(protocol::ceil_div(ranks, kWordBits));
+  view_.chunks = static_cast<int>(layout.max_chunks());
+  view_.small_chunks = static_cast<int>(protocol::num_chunks(SmallLayout::of(layout).tokens, shape.tokens_per_chunk));
   const std::int64_t masks = ranks * layout.max_chunks() * 8;
   const std::int64_t sets = shape.max_tokens * view_.words * 4;
   bytes_ = masks + sets + 3 * ranks * 4 + std::int64_t{kRouteStates} * 4;

@@ -15,7 +15,8 @@ __device__ void stamp_aborted(const Common& common, int to, int phase, std::uint
   store_release_system(&header->stamp, protocol::encode_stamp(epoch, 0));
 }
 
-__global__ void __launch_bounds__(kThreads) abort_dispatch(const __grid_constant__ Common common) {
+__global__ void __launch_bounds__(kThreads)
+    abort_dispatch(const __grid_constant__ Common common, const __grid_constant__ SmallLayout small) {
   if (load_relaxed_device(&common.board->failed) != 0) return;
   Board& board = *common.board;
   const std::uint32_t before = board.epochs[protocol::kDispatchPhase];
@@ -25,7 +26,13 @@ __global__ void __launch_bounds__(kThreads) abort_dispatch(const __grid_constant
     const bool there = wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
       return protocol::reached(protocol::headers_read(load_acquire_system(word)), epoch - protocol::kHeaderSlots);
     });
-    if (there) stamp_aborted(common, peer, protocol::kDispatchPhase, epoch);
+    if (!there) continue;
+    stamp_aborted(common, peer, protocol::kDispatchPhase, epoch);
+    if (small.tokens == 0 || peer == common.rank) continue;
+    std::byte* header = window_of(common, peer) + small.header(epoch, common.rank);
+    store_unit_system(header, {{0, 1}, flag_of(epoch)});
+    for (int unit = 1; unit < kHeaderUnits; ++unit)
+      store_unit_system(header + unit * kUnitBytes, {{0, 0}, flag_of(epoch)});
   }
   // An older result that is still a view keeps its rows.
   const std::uint32_t released = board.rows_released == before ? epoch : board.rows_released;
@@ -72,8 +79,8 @@ void load_notices() {
   }
 }
 
-void launch_abort_dispatch(const Common& common, cudaStream_t stream) {
-  abort_dispatch<<<1, kThreads, 0, stream>>>(common);
+void launch_abort_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream) {
+  abort_dispatch<<<1, kThreads, 0, stream>>>(common, small);
   check(cudaGetLastError(), "launching the end of a dispatch");
 }
 

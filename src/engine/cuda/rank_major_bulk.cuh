@@ -252,7 +252,7 @@ __device__ inline void route_batches(const DispatchTask& task, const Batches& ba
     for (; next < tokens; next += kRouters) {
       const std::int64_t token = batches.first(batch) + next;
       TokenOfBlock& route = shared.tables[table][next];
-      route_token(task, token, route);
+      route_token(task.common, task.route, task.ids, token, route);
       __syncwarp();
       send_ids(task, token, route, crew);
       for (int index = 0; index < task.num_lanes; ++index) {
@@ -285,8 +285,8 @@ __device__ inline void close_batches(const DispatchTask& task,
              ends_chunk(task, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)), batches.tokens);
     }
     __syncwarp();
-    if (__shfl_sync(kAll, complete, 0) == kStopped) return;
-    if (__shfl_sync(kAll, ends ? 1 : 0, 0) != 0) stamp_chunk(task, chunk, epoch, batches.tokens);
+    if (__shfl_sync(kAllLanes, complete, 0) == kStopped) return;
+    if (__shfl_sync(kAllLanes, ends ? 1 : 0, 0) != 0) stamp_chunk(task, chunk, epoch, batches.tokens);
   }
 }
 

@@ -16,7 +16,7 @@ __device__ void send(const DispatchTask& task, std::uint32_t epoch, std::int64_t
   const Crew crew{static_cast<int>(threadIdx.x), kThreads};
   if (tokens == 0 && blockIdx.x == 0 && warp_index() == 0) stamp_chunk(task, 0, epoch, 0);
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    if (warp_index() == 0) route_token(task, token, shared);
+    if (warp_index() == 0) route_token(task.common, task.route, task.ids, token, shared);
     __syncthreads();
     for (int index = 0; index < task.num_lanes; ++index)
       send_row(task, task.lanes[static_cast<unsigned>(index)], token, shared, crew);
@@ -56,14 +56,6 @@ __device__ Arrival wait_chunk(const DispatchTask& task, int source, int chunk, s
   const protocol::ChunkLine* line = chunk_of(common, common.rank, source, chunk);
   if (!wait_until(common, awaited, [&] { return stamped(&line->stamp); })) return {};
   return {line->mask, tokens, true};
-}
-
-__device__ void store_id(std::byte* row, int slot, bool i64, std::int64_t id) {
-  if (i64) {
-    reinterpret_cast<std::int64_t*>(row)[slot] = id;
-  } else {
-    reinterpret_cast<std::int32_t*>(row)[slot] = static_cast<std::int32_t>(id);
-  }
 }
 
 // Four picks of a row of the result.
@@ -132,8 +124,8 @@ __device__ void receive_chunk(const DispatchTask& task, int source, int chunk, s
   Arrival arrival;
   if (lane_index() == 0) arrival = wait_chunk(task, source, chunk, epoch);
   __syncwarp();
-  if (__shfl_sync(kAll, arrival.there ? 1 : 0, 0) == 0) return;
-  const std::uint64_t mask = __shfl_sync(kAll, arrival.mask, 0);
+  if (__shfl_sync(kAllLanes, arrival.there ? 1 : 0, 0) == 0) return;
+  const std::uint64_t mask = __shfl_sync(kAllLanes, arrival.mask, 0);
   const int size = common.layout.shape().tokens_per_chunk;
   const std::int64_t first = static_cast<std::int64_t>(chunk) * size;
   if (lane_index() == 0) {

@@ -5,33 +5,13 @@
 #include <cstdint>
 
 #include "engine/cuda/copies.cuh"
+#include "engine/cuda/routing.cuh"
 #include "engine/cuda/tasks.h"
 #include "engine/cuda/verbs.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
-#include "protocol/owner.h"
 
 namespace tokenyard::engine::cuda {
-
-inline constexpr int kWarp = 32;
-inline constexpr int kWarps = kThreads / kWarp;
-inline constexpr unsigned kAll = 0xFFFFFFFFU;
-
-__device__ inline int lane_index() {
-  return static_cast<int>(threadIdx.x) % kWarp;
-}
-
-__device__ inline int warp_index() {
-  return static_cast<int>(threadIdx.x) / kWarp;
-}
-
-// What the threads that send a token know of it.
-struct TokenOfBlock {
-  std::uint32_t words[kMaxRanks / kWordBits];
-  std::int32_t wire_ids[kMaxTopK];
-  std::int32_t destinations[kMaxTopK];
-  int num_destinations;
-};
 
 __device__ inline std::int64_t tokens_of_call(const DispatchTask& task) {
   if (task.num_tokens_on_device == nullptr) return task.num_tokens;
@@ -55,44 +35,6 @@ __device__ inline bool wait_for_space(const Common& common, std::uint32_t epoch)
             });
   }
   return __syncthreads_and(there) != 0;
-}
-
-// By one warp: the wire ids of a token and the distinct ranks that own them, ascending.
-__device__ inline void route_token(const DispatchTask& task, std::int64_t token, TokenOfBlock& shared) {
-  const Ids& ids = task.ids;
-  const std::byte* row = ids.from + token * ids.from_stride;
-  const int words = task.route.words;
-  for (int i = lane_index(); i < words; i += kWarp)
-    shared.words[i] = 0;
-  __syncwarp();
-  for (int slot = lane_index(); slot < ids.top_k; slot += kWarp) {
-    const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
-                                         : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
-    const bool expert = id >= 0 && id < ids.num_experts && id != ids.invalid_id;
-    shared.wire_ids[slot] = expert ? static_cast<std::int32_t>(id) : -1;
-    if (expert) {
-      const int owner = protocol::owner_of(ids.num_experts, task.common.num_ranks, static_cast<int>(id));
-      atomicOr(&shared.words[owner / kWordBits], 1U << (owner % kWordBits));
-    } else if (id != -1 && id != ids.invalid_id) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
-    }
-  }
-  __syncwarp();
-  const int lane = lane_index();
-  std::uint32_t word = lane < words ? shared.words[lane] : 0;
-  if (lane < words) task.route.ranks_of_token[token * words + lane] = word;
-  int before = __popc(word);
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(kAll, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == kWarp - 1) shared.num_destinations = before;
-  before -= __popc(word);
-  for (; word != 0; word &= word - 1) {
-    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
-    shared.destinations[before++] = rank;
-    atomicAdd(task.route.rows_sent + rank, 1U);
-  }
 }
 
 // One lane's row of the token to each of its ranks.
@@ -150,8 +92,8 @@ __device__ inline void stamp_chunk(const DispatchTask& task, int chunk, std::uin
     const int ranks = min(kWordBits, common.num_ranks - w * kWordBits);
     std::uint64_t mask = 0;
     for (int r = 0; r < ranks; ++r) {
-      const std::uint64_t first_half = __ballot_sync(kAll, static_cast<int>(low >> r & 1U));
-      const std::uint64_t second_half = __ballot_sync(kAll, static_cast<int>(high >> r & 1U));
+      const std::uint64_t first_half = __ballot_sync(kAllLanes, static_cast<int>(low >> r & 1U));
+      const std::uint64_t second_half = __ballot_sync(kAllLanes, static_cast<int>(high >> r & 1U));
       if (lane == r) mask = second_half << kWarp | first_half;
     }
     if (lane >= ranks) continue;

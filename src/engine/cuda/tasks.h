@@ -9,6 +9,7 @@
 
 #include "tokenyard/tensor.h"
 
+#include "engine/cuda/small_layout.h"
 #include "protocol/host_device.h"
 #include "protocol/layout.h"
 #include "protocol/planes.h"
@@ -18,14 +19,14 @@ namespace tokenyard::engine::cuda {
 inline constexpr int kThreads = 512;    // of a block
 inline constexpr int kMaxRanks = 1024;  // as the library
 inline constexpr int kMaxTopK = 64;
+inline constexpr int kNearRanks = 8;  // whose windows' addresses kernels get without a load
 inline constexpr int kWordBits = 32;  // ranks in a word of a token's set of ranks
 
 // In device memory, one per communication. The last block of each operation writes it for the next one.
-struct Board {
-  std::uint32_t epochs[protocol::kNumPhases] =
-      {};                           // NOLINT(modernize-avoid-c-arrays): device code; of the last operation
-  std::uint32_t rows_released = 0;  // of dispatch, as last told to the peers
-  std::uint32_t failed = 0;         // not 0: a wait ran out, and all that follows ends at once
+struct alignas(16) Board {
+  std::array<std::uint32_t, protocol::kNumPhases> epochs{};  // of the last operation
+  std::uint32_t failed = 0;                                  // not 0: a wait ran out, and all that follows ends at once
+  std::uint32_t rows_released = 0;                           // of dispatch, as last told to the peers
   std::uint32_t blocks_done = 0;
   std::uint32_t blocks_staged = 0;
   std::uint32_t initial_epoch = 0;
@@ -59,6 +60,8 @@ struct RouteMemory {
   std::uint32_t* rows_received = nullptr;   // [num_ranks]
   std::int32_t* tokens_of = nullptr;        // [num_ranks]
   std::uint32_t* state = nullptr;           // [kRouteStates]
+  int chunks = 0;                           // of a source
+  int small_chunks = 0;                     // those that small rounds use
   int words = 1;                            // ceil(num_ranks / kWordBits)
 };
 
@@ -69,7 +72,8 @@ enum RouteState : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteStat
 // What every kernel of a communication is given.
 struct Common {
   protocol::WindowLayout layout{};
-  std::byte* const* windows = nullptr;  // [num_ranks]
+  std::byte* const* windows = nullptr;        // [num_ranks]
+  std::array<std::byte*, kNearRanks> near{};  // the first of them
   Board* board = nullptr;
   HostBoard* host = nullptr;
   std::uint32_t* arrivals = nullptr;  // [max_chunks]: tokens of a chunk that are on their way; 0 between operations
@@ -141,6 +145,36 @@ struct DispatchTask {
   bool counts = true;  // false when the same rows are received again
 };
 
+// A lane of a small round: its words in a packet, and where its rows go at the receiver.
+struct SmallLane {
+  const std::byte* from = nullptr;
+  std::int64_t from_stride = 0;
+  std::int64_t row_bytes = 0;
+  std::byte* to = nullptr;
+  std::int64_t to_block_stride = 0;
+  std::int64_t to_row_stride = 0;
+  int first_word = 0;
+  int num_words = 0;
+  int unit = 1;          // bytes of one access of a copy from here to there
+  bool aligned = false;  // words may be accessed as such
+};
+
+struct SmallDispatchTask {
+  Common common{};
+  RouteMemory route{};
+  SmallLayout small{};
+  std::array<SmallLane, protocol::kMaxPlanes> lanes{};
+  int num_lanes = 0;
+  int lane_words = 0;  // of a packet; then come the ids
+  int num_units = 0;   // of a packet, without the one that tells of presence
+  Ids ids{};
+  std::int64_t num_tokens = 0;
+  const std::int32_t* num_tokens_on_device = nullptr;
+  std::int64_t rows_per_block = 0;
+  std::uint64_t digest = 0;
+  std::int64_t agreed = 0;
+};
+
 struct CombineTask {
   Common common{};
   RouteMemory route{};
@@ -161,6 +195,7 @@ struct CombineTask {
   Dtype rows_dtype = Dtype::kBf16;  // on the wire
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
+  SmallLayout small{};
   bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire
   bool sends = true;
   bool receives = true;

@@ -42,8 +42,12 @@ __device__ inline void give_up(const Common& common, std::uint32_t* state, Notic
 }
 
 // True when `ready()`; false at the deadline, or when another thread of this rank failed.
+// `stop`: a word of this rank that ends the wait when it is not 0.
 template <class Ready>
-__device__ bool wait_until(const Common& common, const Awaited& awaited, Ready&& ready) {
+__device__ bool wait_until(const Common& common,
+                           const Awaited& awaited,
+                           Ready&& ready,
+                           const std::uint32_t* stop = nullptr) {
   constexpr int kPollsPerClock = 64;
   if (ready()) return true;
   const std::uint64_t start = nanoseconds();
@@ -52,6 +56,7 @@ __device__ bool wait_until(const Common& common, const Awaited& awaited, Ready&&
       if (ready()) return true;
     }
     if (load_relaxed_device(&common.board->failed) != 0) return false;
+    if (stop != nullptr && load_relaxed_device(stop) != 0) return false;
     const std::uint64_t waited = nanoseconds() - start;
     const bool first = awaited.epoch == common.board->initial_epoch + 1;
     if (waited < (first ? common.board->first_deadline_ns : common.board->deadline_ns)) continue;

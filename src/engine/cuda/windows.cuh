@@ -12,7 +12,20 @@
 namespace tokenyard::engine::cuda {
 
 __device__ __forceinline__ std::byte* window_of(const Common& common, int rank) {
-  return common.windows[rank];
+  return rank < kNearRanks ? common.near[static_cast<unsigned>(rank)] : common.windows[rank];
+}
+
+// What every kernel starts with, in one load.
+struct Start {
+  std::uint32_t epochs[protocol::kNumPhases];
+  std::uint32_t failed;
+};
+
+static_assert(offsetof(Board, epochs) == 0 && offsetof(Board, failed) == 12 && sizeof(Start) == 16);
+
+__device__ __forceinline__ Start read_start(const Common& common) {
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(common.board));
+  return {{words.x, words.y, words.z}, words.w};
 }
 
 __device__ __forceinline__ std::uint64_t* progress_of(const Common& common, int window, int phase, int peer) {

@@ -67,6 +67,11 @@ void fill_with_zeros(const Context& context, std::byte* data, std::int64_t bytes
 
 }  // namespace
 
+std::recursive_mutex& virtual_memory_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
 Allocation Allocation::create(const Context& context, std::int64_t bytes) {
   check_size(context, bytes);
   const Driver& cu = context.driver();
@@ -78,6 +83,7 @@ Allocation Allocation::create(const Context& context, std::int64_t bytes) {
   const AllocationSize size{.bytes = (bytes + alignment - 1) / alignment * alignment, .alignment = alignment};
   const std::string about = "of " + size_text(context, size.bytes);
   CUmemGenericAllocationHandle handle = 0;
+  const std::scoped_lock lock(virtual_memory_mutex());
   require(cu, cu.mem_create(&handle, static_cast<std::size_t>(size.bytes), &properties, 0), "cuMemCreate", about);
   return {cu, handle, size};
 }
@@ -87,6 +93,7 @@ Allocation Allocation::import(const Context& context, system::FileDescriptor fd,
   // The descriptor travels in the pointer itself.
   void* shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get()));  // NOLINT(performance-no-int-to-ptr)
   CUmemGenericAllocationHandle handle = 0;
+  const std::scoped_lock lock(virtual_memory_mutex());
   require(cu, cu.mem_import_from_shareable_handle(&handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
           "cuMemImportFromShareableHandle", "for " + context.name());
   return {cu, handle, size};
@@ -109,6 +116,7 @@ Mapping::Mapping(const Context& context, const Allocation& allocation) {
   Range range{.bytes = static_cast<std::size_t>(allocation.size().bytes)};
   const std::string about = "of " + std::to_string(range.bytes) + " bytes for " + context.name();
   const auto alignment = static_cast<std::size_t>(allocation.size().alignment);
+  const std::scoped_lock lock(virtual_memory_mutex());
   require(cu, cu.mem_address_reserve(&range.address, range.bytes, alignment, 0, 0), "cuMemAddressReserve", about);
   range_ = Owned<Reserved>(cu, range);
   require(cu, cu.mem_map(range.address, range.bytes, 0, allocation.handle(), 0), "cuMemMap", about);

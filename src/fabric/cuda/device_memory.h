@@ -6,12 +6,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "fabric/cuda/context.h"
 #include "fabric/cuda/owned.h"
 #include "system/file_descriptor.h"
 
 namespace tokenyard::fabric::cuda {
+
+// Held around the driver's calls that make and end virtual memory: cuMemUnmap of one thread beside such a call of
+// another has corrupted the driver's heap (580.159.04, one allocation mapped for two devices). Held again where one of
+// them fails and what was made before it is given back.
+[[nodiscard]] std::recursive_mutex& virtual_memory_mutex();
 
 // What an importer must know of an allocation, besides its descriptor.
 struct AllocationSize {
@@ -37,7 +43,10 @@ class Allocation {
   struct Handle {
     using Value = CUmemGenericAllocationHandle;
 
-    static void release(const Driver& cu, const Value& handle) noexcept { cu.mem_release(handle); }
+    static void release(const Driver& cu, const Value& handle) noexcept {
+      const std::scoped_lock lock(virtual_memory_mutex());
+      cu.mem_release(handle);
+    }
   };
 
   Allocation(const Driver& cu, CUmemGenericAllocationHandle handle, const AllocationSize& size)
@@ -68,6 +77,7 @@ class Mapping {
     using Value = Range;
 
     static void release(const Driver& cu, const Value& range) noexcept {
+      const std::scoped_lock lock(virtual_memory_mutex());
       cu.mem_address_free(range.address, range.bytes);
     }
   };
@@ -75,7 +85,10 @@ class Mapping {
   struct Mapped {
     using Value = Range;
 
-    static void release(const Driver& cu, const Value& range) noexcept { cu.mem_unmap(range.address, range.bytes); }
+    static void release(const Driver& cu, const Value& range) noexcept {
+      const std::scoped_lock lock(virtual_memory_mutex());
+      cu.mem_unmap(range.address, range.bytes);
+    }
   };
 
   Owned<Reserved> range_;

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA engine's rounds: requests become tasks, and tasks launches.
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda/kernels.h"
+
+namespace tokenyard::engine::cuda {
+namespace {
+
+// Bytes of the widest access, a power of two up to 16, that divides all of what was or-ed together.
+int unit_of(std::uint64_t addresses_and_sizes) {
+  const std::uint64_t bits = addresses_and_sizes | 16U;
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+std::uint64_t bits_of(const void* address) {
+  return reinterpret_cast<std::uint64_t>(address);
+}
+
+std::uint64_t bits_of(std::int64_t size) {
+  return static_cast<std::uint64_t>(size);
+}
+
+std::int64_t hidden_of(const TensorView& rows) {
+  return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
+}
+
+constexpr int kWarpsOfBlock = kThreads / 32;
+
+// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
+bool better_in_bulk(const DispatchTask& task, int blocks) {
+  constexpr std::int64_t kTokensPerBlock = 2;
+  return task.sends && task.num_tokens > kTokensPerBlock * blocks &&
+         std::any_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, moves_in_bulk);
+}
+
+}  // namespace
+
+int CudaEngine::blocks_for(std::int64_t work, int num_sms) const {
+  const int most = num_sms > 0 ? std::min(num_sms, max_blocks_) : max_blocks_;
+  return static_cast<int>(std::clamp<std::int64_t>(work, 1, most));
+}
+
+void CudaEngine::add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
+  for (std::size_t i = 0; i < request.payloads.size(); ++i) {
+    const PayloadRows& payload = request.payloads[i];
+    const protocol::Plane& plane = round.planes.planes[i];
+    if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
+    const std::uint64_t all = bits_of(payload.data) | bits_of(payload.stride) | bits_of(plane.offset) |
+                              bits_of(plane.stride) | bits_of(payload.row_bytes);
+    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = {.from = payload.data,
+                                                              .from_stride = payload.stride,
+                                                              .offset = plane.offset,
+                                                              .stride = plane.stride,
+                                                              .row_bytes = payload.row_bytes,
+                                                              .unit = unit_of(all)};
+  }
+}
+
+void CudaEngine::add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
+  task.gathered_stats = request.outputs.stats;
+  for (std::size_t i = 0; i < request.outputs.planes.size(); ++i) {
+    const OutputPlane& output = request.outputs.planes[i];
+    const protocol::Plane& plane = round.planes.planes[i];
+    if (output.data == nullptr) continue;
+    if (i == protocol::kIdsPlane) {
+      task.ids.to = output.data;
+      task.ids.to_block_stride = output.block_stride;
+      task.ids.to_row_stride = output.row_stride;
+      task.ids.to_i64 = output.dtype == Dtype::kI64;
+      continue;
+    }
+    const std::uint64_t all = bits_of(output.data) | bits_of(output.block_stride) | bits_of(output.row_stride) |
+                              bits_of(output.row_bytes) | bits_of(plane.offset) | bits_of(plane.stride);
+    task.copied[static_cast<std::size_t>(task.num_copied++)] = {.data = output.data,
+                                                                .block_stride = output.block_stride,
+                                                                .row_stride = output.row_stride,
+                                                                .row_bytes = output.row_bytes,
+                                                                .offset = plane.offset,
+                                                                .stride = plane.stride,
+                                                                .unit = unit_of(all)};
+  }
+}
+
+DispatchTask CudaEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
+  const protocol::Plane& ids = round.planes.planes[protocol::kIdsPlane];
+  DispatchTask task;
+  task.common = common_;
+  task.route = static_cast<const RouteBuffers&>(*round.memory).view();
+  task.ids = {.from = static_cast<const std::byte*>(request.topk_ids.data),
+              .from_stride = request.topk_ids.row_stride_bytes(),
+              .offset = ids.offset,
+              .stride = ids.stride,
+              .from_i64 = request.topk_ids.dtype == Dtype::kI64,
+              .top_k = setup_.params.top_k,
+              .num_experts = setup_.params.num_experts,
+              .invalid_id = setup_.params.invalid_expert_id};
+  task.num_tokens = request.num_tokens;
+  task.rows_per_block = request.tokens_per_rank;
+  task.num_tokens_on_device = request.num_tokens_on_device;
+  task.digest = request.digest;
+  task.agreed = request.agreed;
+  task.stats = request.stats.data();
+  task.num_stats = static_cast<std::int64_t>(request.stats.size());
+  add_lanes(request, round, task);
+  return task;
+}
+
+// Ranks agree on it, for they agree on what it is made of.
+bool CudaEngine::is_small(const DispatchRequest& request) const {
+  return request.in_one_call && request.tokens_per_rank <= small_.tokens && request.stats.empty();
+}
+
+SmallDispatchTask CudaEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
+  const DispatchTask plain = dispatch_task(request, round);
+  SmallDispatchTask task;
+  task.common = plain.common;
+  task.route = plain.route;
+  task.small = small_;
+  task.ids = plain.ids;
+  task.num_tokens = plain.num_tokens;
+  task.num_tokens_on_device = plain.num_tokens_on_device;
+  task.rows_per_block = plain.rows_per_block;
+  // A rank that takes the halves apart has no small rounds, and must be told.
+  task.digest = ~plain.digest;
+  task.agreed = plain.agreed;
+  const OutputPlane& ids = request.outputs.planes[protocol::kIdsPlane];
+  task.ids.to = ids.data;
+  task.ids.to_block_stride = ids.block_stride;
+  task.ids.to_row_stride = ids.row_stride;
+  task.ids.to_i64 = ids.dtype == Dtype::kI64;
+  int words = 0;
+  for (std::size_t i = 0; i < request.payloads.size(); ++i) {
+    const PayloadRows& payload = request.payloads[i];
+    if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
+    const protocol::Plane& plane = round.planes.planes[i];
+    const OutputPlane& output = request.outputs.planes[i];
+    SmallLane lane{.from = payload.data, .from_stride = payload.stride, .row_bytes = payload.row_bytes};
+    // Where the caller sees it: its own tensor, or the window's space.
+    lane.to = output.data != nullptr ? output.data : window_.own() + setup_.layout.payload(0) + plane.offset;
+    lane.to_block_stride = output.data != nullptr ? output.block_stride : setup_.layout.payload_bytes();
+    lane.to_row_stride = output.data != nullptr ? output.row_stride : plane.stride;
+    lane.first_word = words;
+    lane.num_words = static_cast<int>(protocol::ceil_div(payload.row_bytes, 4));
+    words += lane.num_words;
+    const std::uint64_t places = bits_of(lane.from) | bits_of(lane.from_stride) | bits_of(lane.to) |
+                                 bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride);
+    lane.aligned = unit_of(places) >= 4;
+    lane.unit = unit_of(places | bits_of(lane.row_bytes));
+    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane;
+  }
+  task.lane_words = words;
+  task.num_units = static_cast<int>(protocol::ceil_div(words + setup_.params.top_k, kUnitWords));
+  return task;
+}
+
+void CudaEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
+  const DeviceScope scope(device_);
+  const std::int64_t chunks =
+      protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup_.layout.shape().tokens_per_chunk);
+  const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup_.num_ranks, kWarpsOfBlock) : 0;
+  const int blocks = blocks_for(std::max(task.sends ? request.num_tokens : 0, waits), request.num_sms);
+  const auto launch = bulk_ && better_in_bulk(task, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
+  launch(task, blocks, enter(request.stream));
+}
+
+// In one call there is one launch, by the receive half.
+Status CudaEngine::dispatch_send(const DispatchRequest& request, Round& round) {
+  ++num_dispatches_;
+  auto& buffers = static_cast<RouteBuffers&>(*round.memory);
+  buffers.ended_by_combine = false;
+  round.rows = window_.own() + setup_.layout.payload(0);
+  round.space_stride = setup_.layout.payload_bytes();
+  round.rows_on_device = reinterpret_cast<std::int32_t*>(buffers.view().rows_received);
+  round.tokens_on_device = buffers.view().tokens_of;
+  if (!request.in_one_call) {
+    DispatchTask task = dispatch_task(request, round);
+    task.receives = false;
+    launch_dispatch(task, request);
+  }
+  return {.code = StatusCode::kEnqueued};
+}
+
+Status CudaEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
+  if (is_small(request)) {
+    const DeviceScope scope(device_);
+    const int blocks = blocks_for(request.tokens_per_rank * setup_.num_ranks, request.num_sms);
+    launch_small_dispatch(small_dispatch_task(request, round), blocks, enter(request.stream));
+    return {.code = StatusCode::kEnqueued};
+  }
+  DispatchTask task = dispatch_task(request, round);
+  task.sends = request.in_one_call;
+  add_outputs(request, round, task);
+  launch_dispatch(task, request);
+  return {.code = StatusCode::kEnqueued};
+}
+
+void CudaEngine::fill(const DispatchRequest& request, Round& round) {
+  DispatchTask task = dispatch_task(request, round);
+  task.sends = task.counts = false;
+  add_outputs(request, round, task);
+  launch_dispatch(task, request);
+}
+
+void CudaEngine::release(const Round& round) {
+  if (static_cast<const RouteBuffers&>(*round.memory).ended_by_combine) return;
+  const DeviceScope scope(device_);
+  launch_release(common_, static_cast<const RouteBuffers&>(*round.memory).view(), last_stream_);
+}
+
+// Whether the rows lie in the window, where combine reads them.
+bool CudaEngine::in_place(const TensorView& expert_output) const {
+  const std::byte* section = window_.own() + setup_.layout.combine_row(0);
+  const std::int64_t element = size_of(expert_output.dtype);
+  const std::int64_t stride = setup_.layout.combine_stride();
+  if (static_cast<const std::byte*>(expert_output.data) != section || expert_output.num_dims != 3) return false;
+  return expert_output.strides[1] * element == stride &&
+         expert_output.strides[0] * element == stride * setup_.layout.shape().max_tokens;
+}
+
+Status CudaEngine::combine_send(const CombineRequest& request, Round& round) {
+  ++num_combines_;
+  const TensorView& rows = request.expert_output;
+  const std::int64_t element = size_of(rows.dtype);
+  combine_ = {};
+  combine_.common = common_;
+  combine_.route = static_cast<const RouteBuffers&>(*round.memory).view();
+  combine_.hidden = hidden_of(rows);
+  combine_.from_dtype = rows.dtype;
+  combine_.rows_dtype =
+      setup_.spec.combine_wire == protocol::CombineWire::kF8e4m3 ? Dtype::kF8e4m3 : setup_.params.dtype;
+  combine_.row_bytes = combine_.hidden * size_of(combine_.rows_dtype);
+  combine_.staged = combine_.rows_dtype != rows.dtype || !in_place(rows);
+  combine_.from = static_cast<const std::byte*>(rows.data);
+  const bool blocks = rows.num_dims == 3;
+  combine_.from_row_stride = rows.strides[blocks ? 1 : 0] * element;
+  combine_.from_block_stride = blocks ? rows.strides[0] * element : round.tokens_per_rank * combine_.from_row_stride;
+  combine_.unit = unit_of(bits_of(rows.data) | bits_of(combine_.from_row_stride) | bits_of(combine_.from_block_stride) |
+                          bits_of(combine_.row_bytes));
+  combine_.ends_views = request.ends_views;
+  combine_.reads_views = request.reads_views;
+  static_cast<RouteBuffers&>(*round.memory).ended_by_combine = true;
+  combine_.receives = request.in_one_call;
+  if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
+  return {.code = StatusCode::kEnqueued};
+}
+
+Status CudaEngine::combine_receive(const CombineTarget& target, const Round& round) {
+  CombineTask task = combine_;
+  task.sends = combine_.receives;  // in one call
+  task.receives = true;
+  task.route = static_cast<const RouteBuffers&>(*round.memory).view();
+  const TensorView& output = target.output;
+  task.output = static_cast<std::byte*>(output.data);
+  task.output_stride = output.row_stride_bytes();
+  task.output_dtype = output.dtype;
+  std::uint64_t all = bits_of(output.data) | bits_of(task.output_stride);
+  for (std::size_t i = 0; i < target.bias.size(); ++i) {
+    if (!target.bias[i].defined()) continue;
+    task.bias[i] = static_cast<const std::byte*>(target.bias[i].data);
+    task.bias_stride[i] = target.bias[i].row_stride_bytes();
+    all |= bits_of(task.bias[i]) | bits_of(task.bias_stride[i]);
+  }
+  const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(output.dtype));
+  if (target.in_one_call && round.tokens_per_rank <= small_.tokens) {
+    const DeviceScope scope(device_);
+    task.small = small_;
+    task.vectors = unit_of(all) >= 4;
+    launch_small_combine(task, blocks_for(round.tokens_per_rank * setup_.num_ranks, target.num_sms),
+                         enter(target.stream));
+    return {.code = StatusCode::kEnqueued};
+  }
+  task.vectors = unit_of(all) == 16 && task.hidden % (16 / wider) == 0;
+  launch_combine_half(task, target.stream, target.num_sms);
+  return {.code = StatusCode::kEnqueued};
+}
+
+void CudaEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
+  const DeviceScope scope(device_);
+  const std::int64_t rows = setup_.num_ranks * setup_.layout.shape().max_tokens;
+  const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarpsOfBlock) : 0;
+  const std::int64_t tokens = task.receives ? setup_.layout.shape().max_tokens : 0;
+  launch_combine(task, blocks_for(std::max(staging, tokens), num_sms), enter(stream));
+}
+
+}  // namespace tokenyard::engine::cuda

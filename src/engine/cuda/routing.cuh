@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a token goes, worked out by one warp.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cuda/tasks.h"
+#include "protocol/owner.h"
+
+namespace tokenyard::engine::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarps = kThreads / kWarp;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+__device__ __forceinline__ int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+
+__device__ __forceinline__ int warp_index() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+
+// What the threads of a block know of the token they send.
+struct TokenOfBlock {
+  std::uint32_t words[kMaxRanks / kWordBits];
+  std::int32_t wire_ids[kMaxTopK];
+  std::int32_t destinations[kMaxTopK];
+  int num_destinations;
+};
+
+// The wire ids of a token and the distinct ranks that own them, ascending; both in the block's shared memory.
+__device__ inline void route_token(
+    const Common& common, const RouteMemory& route, const Ids& ids, std::int64_t token, TokenOfBlock& shared) {
+  const std::byte* row = ids.from + token * ids.from_stride;
+  for (int i = lane_index(); i < route.words; i += kWarp)
+    shared.words[i] = 0;
+  __syncwarp();
+  for (int slot = lane_index(); slot < ids.top_k; slot += kWarp) {
+    const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
+                                         : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
+    const bool expert = id >= 0 && id < ids.num_experts && id != ids.invalid_id;
+    shared.wire_ids[slot] = expert ? static_cast<std::int32_t>(id) : -1;
+    if (expert) {
+      const int owner = protocol::owner_of(ids.num_experts, common.num_ranks, static_cast<int>(id));
+      atomicOr(&shared.words[owner / kWordBits], 1U << (owner % kWordBits));
+    } else if (id != -1 && id != ids.invalid_id) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&common.board->invalid_ids), 1ULL);
+    }
+  }
+  __syncwarp();
+  const int lane = lane_index();
+  std::uint32_t word = lane < route.words ? shared.words[lane] : 0;
+  if (lane < route.words) route.ranks_of_token[token * route.words + lane] = word;
+  int before = __popc(word);
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == kWarp - 1) shared.num_destinations = before;
+  before -= __popc(word);
+  for (; word != 0; word &= word - 1) {
+    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
+    shared.destinations[before++] = rank;
+    atomicAdd(route.rows_sent + rank, 1U);
+  }
+}
+
+__device__ __forceinline__ void store_id(std::byte* row, int slot, bool i64, std::int64_t id) {
+  if (i64) {
+    reinterpret_cast<std::int64_t*>(row)[slot] = id;
+  } else {
+    reinterpret_cast<std::int32_t*>(row)[slot] = static_cast<std::int32_t>(id);
+  }
+}
+
+}  // namespace tokenyard::engine::cuda
