@@ -36,7 +36,11 @@ class Core;
 }  // namespace communication
 
 // kAutomatic is the host engine. kCuda takes tensors in the memory of one device and works on the caller's streams:
-// every operation returns kEnqueued, and what goes wrong later is found by `Communication::poll` and by the next call.
+// every operation returns kEnqueued, and what goes wrong later, also what is thrown on the host, is found by
+// `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
+// same operation. Ids that are no experts are dropped. A rank's communications run in one order, the same on all ranks
+// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, no
+// RouteQuery.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };

@@ -20,7 +20,8 @@ struct HandlePool;
 struct Route;
 }  // namespace communication
 
-// cudaStream_t; ignored by the host engine.
+// cudaStream_t, which lives until another stream was used or the communication is destroyed; ignored by the host
+// engine.
 struct Stream {
   void* native = nullptr;
 };

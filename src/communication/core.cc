@@ -66,7 +66,8 @@ void Core::release_views(Route& route) {
 // A round whose result outlives the window's rows lasts until its combine is complete.
 bool Core::in_flight(const Route& route) const {
   if (route.views_open) return true;
-  return protocol::by_expert(limits_.plan.spec.placement) &&
+  // On a GPU so does any: what tells of its rows is used again by the next.
+  return (protocol::by_expert(limits_.plan.spec.placement) || limits_.device.kind == DeviceKind::kCuda) &&
          (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
           route.state == RouteState::kCombining);
 }
@@ -101,7 +102,9 @@ PeerStatistics Core::statistics() const {
 }
 
 RouteQuery* Core::route_query() {
-  return info().contract.topk_ids_required ? &route_query_ : nullptr;
+  // On a GPU ids are looked at by kernels only.
+  const bool on_host = limits_.device.kind == DeviceKind::kCpu;
+  return info().contract.topk_ids_required && on_host ? &route_query_ : nullptr;
 }
 
 SmBudget* Core::sm_budget() {

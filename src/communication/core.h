@@ -94,6 +94,7 @@ class Core {
   void build();
   void make_window();
   void make_queues(std::unique_ptr<fabric::Window> window, const protocol::QueueLayout& layout);
+  void make_routes();
   void tear_down(ErrorCode why);
   std::string agreed_text();
   std::vector<std::string> require_agreement();

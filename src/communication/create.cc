@@ -206,8 +206,18 @@ void Core::make_window() {
     received_ = std::make_unique<Received>(limits_, layout_, *engine_);
     pool_ = std::make_shared<HandlePool>();
     pool_->core = this;
+    make_routes();
   });
   if (makes_queues) publish_queues(group_, queues_);
+}
+
+// On a GPU memory is not made inside a round, where it would wait for kernels that wait for this rank.
+void Core::make_routes() {
+  if (limits_.device.kind == DeviceKind::kCpu) return;
+  std::vector<Route*> made;
+  for (int i = 0; i <= info().contract.max_in_flight; ++i)
+    made.push_back(&take_route());
+  pool_->free.assign(made.begin(), made.end());
 }
 
 void Core::tear_down(ErrorCode why) {
@@ -281,7 +291,11 @@ Status Core::reset() {
 Status Core::destroy() {
   if (std::exchange(destroyed_, true)) return {};
   Status status;
-  if (engine_ != nullptr) engine_->drain();
+  try {
+    if (engine_ != nullptr) engine_->drain();
+  } catch (const Error& error) {
+    status = status_of(error, limits_.rank, Phase::kDestroy);  // the peers wait for this rank all the same
+  }
   try {
     // After a fault some rank may be gone for good; the others come within the two deadlines of their last wait.
     if (engine_ == nullptr || engine_->fault().ok()) {

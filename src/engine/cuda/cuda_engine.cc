@@ -126,9 +126,9 @@ cudaStream_t CudaEngine::enter(const Stream& stream) {
   return last_stream_ = native;
 }
 
-void CudaEngine::release_combine(const Round& round) {
+void CudaEngine::release_combine(const Round& /*round*/) {
   const DeviceScope scope(device_);
-  launch_release(common_, static_cast<const RouteBuffers&>(*round.memory).view(), last_stream_);
+  launch_release(common_, true, last_stream_);
 }
 
 void CudaEngine::abort_dispatch() {
@@ -164,8 +164,9 @@ Status CudaEngine::poll() {
   const Status status = fault();
   if (!status.ok()) return status;
   const Notice notice = read_notice(common_.host->aborted);
-  if (notice.kind == NoticeKind::kNone || notice.epoch == told_abort_) return {};
-  told_abort_ = notice.epoch;
+  const std::uint64_t operation = static_cast<std::uint64_t>(notice.phase) << 32 | notice.epoch;
+  if (notice.kind == NoticeKind::kNone || operation == told_) return {};
+  told_ = operation;
   if (notice.kind == NoticeKind::kAborted) return status_of(notice, StatusCode::kAborted);
   throw Error(ErrorCode::kMismatch,
               "rank " + std::to_string(notice.peer) + " and rank " + std::to_string(setup_.rank) +
@@ -200,7 +201,7 @@ void CudaEngine::set_back(std::uint32_t epoch) {
     route->clear();
   check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   *common_.host = {};
-  told_abort_ = epoch;
+  told_ = 0;
 }
 
 void CudaEngine::drain() {

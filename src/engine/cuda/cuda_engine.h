@@ -60,7 +60,6 @@ class CudaEngine final : public Engine {
   void add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void launch_dispatch(const DispatchTask& task, const DispatchRequest& request);
-  [[nodiscard]] CombineTask combine_task(const Round& round) const;
   [[nodiscard]] bool in_place(const TensorView& expert_output) const;
   void launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms);
   [[nodiscard]] Status status_of(const Notice& notice, StatusCode code) const;
@@ -80,8 +79,8 @@ class CudaEngine final : public Engine {
   cudaStream_t last_stream_ = nullptr;
   bool streams_known_ = false;
   Event order_;
-  CombineTask combine_{};         // between the halves
-  std::uint32_t told_abort_ = 0;  // epoch of the last notice that poll() gave
+  CombineTask combine_{};   // between the halves
+  std::uint64_t told_ = 0;  // phase and epoch of the last notice that poll() gave
   std::int64_t num_dispatches_ = 0;
   std::int64_t num_combines_ = 0;
 };

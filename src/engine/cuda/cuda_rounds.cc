@@ -2,6 +2,7 @@
 // The CUDA engine's rounds: requests become tasks, and tasks launches.
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "engine/cuda/cuda_engine.h"
 #include "engine/cuda/kernels.h"
@@ -60,6 +61,7 @@ void CudaEngine::add_lanes(const DispatchRequest& request, const Round& round, D
 }
 
 void CudaEngine::add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
+  task.num_stats = request.outputs.num_stats;
   task.gathered_stats = request.outputs.stats;
   for (std::size_t i = 0; i < request.outputs.planes.size(); ++i) {
     const OutputPlane& output = request.outputs.planes[i];
@@ -171,6 +173,10 @@ Status CudaEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   ++num_dispatches_;
   auto& buffers = static_cast<RouteBuffers&>(*round.memory);
   buffers.ended_by_combine = false;
+  if (std::exchange(buffers.in_use, true)) {
+    const DeviceScope scope(device_);
+    launch_clear(common_, buffers.view(), enter(request.stream));
+  }
   round.rows = window_.own() + setup_.layout.payload(0);
   round.space_stride = setup_.layout.payload_bytes();
   round.rows_on_device = reinterpret_cast<std::int32_t*>(buffers.view().rows_received);
@@ -207,7 +213,7 @@ void CudaEngine::fill(const DispatchRequest& request, Round& round) {
 void CudaEngine::release(const Round& round) {
   if (static_cast<const RouteBuffers&>(*round.memory).ended_by_combine) return;
   const DeviceScope scope(device_);
-  launch_release(common_, static_cast<const RouteBuffers&>(*round.memory).view(), last_stream_);
+  launch_release(common_, false, last_stream_);
 }
 
 // Whether the rows lie in the window, where combine reads them.
@@ -241,7 +247,9 @@ Status CudaEngine::combine_send(const CombineRequest& request, Round& round) {
                           bits_of(combine_.row_bytes));
   combine_.ends_views = request.ends_views;
   combine_.reads_views = request.reads_views;
-  static_cast<RouteBuffers&>(*round.memory).ended_by_combine = true;
+  auto& buffers = static_cast<RouteBuffers&>(*round.memory);
+  buffers.ended_by_combine = true;
+  buffers.in_use = !request.in_one_call;  // the receive half clears it
   combine_.receives = request.in_one_call;
   if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};

@@ -50,8 +50,9 @@ DeviceMemory make_device_memory(int device, std::int64_t bytes) {
   void* memory = nullptr;
   check(cudaMalloc(&memory, size), "cudaMalloc");
   DeviceMemory owned(static_cast<std::byte*>(memory), FreeDevice{device});
-  check(cudaMemset(memory, 0, size), "cudaMemset");
-  check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  // Not on the default stream, which waits for others.
+  check(cudaMemsetAsync(memory, 0, size, cudaStreamPerThread), "cudaMemsetAsync");
+  check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
   return owned;
 }
 
@@ -84,7 +85,7 @@ RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
   view_.small_chunks = static_cast<int>(protocol::num_chunks(SmallLayout::of(layout).tokens, shape.tokens_per_chunk));
   const std::int64_t masks = ranks * layout.max_chunks() * 8;
   const std::int64_t sets = shape.max_tokens * view_.words * 4;
-  bytes_ = masks + sets + 3 * ranks * 4 + std::int64_t{kRouteStates} * 4;
+  bytes_ = masks + sets + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4;
   memory_ = make_device_memory(device, bytes_);
   std::byte* at = memory_.get();
   view_.masks = reinterpret_cast<std::uint64_t*>(at);

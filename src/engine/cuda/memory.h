@@ -64,6 +64,7 @@ class RouteBuffers final : public RoundMemory {
   // As new. No kernel may use it.
   void clear() const;
 
+  bool in_use = false;            // a dispatch has added to it, and no combine was enqueued that clears it
   bool ended_by_combine = false;  // its views: nothing is left to tell the peers
 
  private:

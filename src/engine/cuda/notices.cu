@@ -34,6 +34,16 @@ __global__ void __launch_bounds__(kThreads)
     for (int unit = 1; unit < kHeaderUnits; ++unit)
       store_unit_system(header + unit * kUnitBytes, {{0, 0}, flag_of(epoch)});
   }
+  // Who has seen a peer's header of an operation knows that the peer ended the one before (small_layout.h).
+  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks && small.tokens > 0; peer += kThreads) {
+    if (peer == common.rank) continue;
+    const protocol::HeaderLine* plain = header_of(common, common.rank, protocol::kDispatchPhase, epoch, peer);
+    const std::byte* units = window_of(common, common.rank) + small.header(epoch, peer);
+    static_cast<void>(wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
+      return protocol::stamp_is(load_acquire_system(&plain->stamp), epoch) ||
+             load_unit_system(units).flag == flag_of(epoch);
+    }));
+  }
   // An older result that is still a view keeps its rows.
   const std::uint32_t released = board.rows_released == before ? epoch : board.rows_released;
   __syncthreads();
@@ -60,12 +70,21 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (threadIdx.x == 0) common.board->epochs[protocol::kCombinePhase] = epoch;
+  clear_route(route, common.num_ranks);
+}
+
+__global__ void __launch_bounds__(kThreads) release(const __grid_constant__ Common common, bool combine) {
+  if (load_relaxed_device(&common.board->failed) != 0) return;
+  if (!combine) return release_views(common, common.board->epochs[protocol::kDispatchPhase]);
+  const std::uint32_t epoch = common.board->epochs[protocol::kCombinePhase];
+  for (int owner = static_cast<int>(threadIdx.x); owner < common.num_ranks; owner += kThreads) {
+    store_release_system(progress_of(common, owner, protocol::kCombinePhase, common.rank),
+                         protocol::encode_progress(epoch, epoch));
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    release(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route) {
-  if (load_relaxed_device(&common.board->failed) != 0) return;
-  release_views(common, common.board->epochs[protocol::kDispatchPhase]);
+    clear(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route) {
   clear_route(route, common.num_ranks);
 }
 
@@ -73,8 +92,9 @@ __global__ void __launch_bounds__(kThreads)
 
 void load_notices() {
   cudaFuncAttributes attributes{};
-  for (const void* kernel : {reinterpret_cast<const void*>(abort_dispatch),
-                             reinterpret_cast<const void*>(abort_combine), reinterpret_cast<const void*>(release)}) {
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(abort_dispatch), reinterpret_cast<const void*>(abort_combine),
+        reinterpret_cast<const void*>(release), reinterpret_cast<const void*>(clear)}) {
     check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
   }
 }
@@ -89,9 +109,14 @@ void launch_abort_combine(const Common& common, const RouteMemory& route, cudaSt
   check(cudaGetLastError(), "launching the end of a combine");
 }
 
-void launch_release(const Common& common, const RouteMemory& route, cudaStream_t stream) {
-  release<<<1, kThreads, 0, stream>>>(common, route);
+void launch_release(const Common& common, bool combine, cudaStream_t stream) {
+  release<<<1, kThreads, 0, stream>>>(common, combine);
   check(cudaGetLastError(), "launching a release");
+}
+
+void launch_clear(const Common& common, const RouteMemory& route, cudaStream_t stream) {
+  clear<<<1, kThreads, 0, stream>>>(common, route);
+  check(cudaGetLastError(), "launching the clearing of a route");
 }
 
 }  // namespace tokenyard::engine::cuda

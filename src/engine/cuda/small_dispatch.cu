@@ -178,7 +178,7 @@ __device__ void send(const SmallDispatchTask& task, std::uint32_t epoch, std::in
   }
 }
 
-// By one thread, of one block for each source.
+// By one thread for each source.
 __device__ void check_header(const SmallDispatchTask& task, int source, std::uint32_t epoch) {
   const Common& common = task.common;
   const Awaited awaited{source, Phase::kDispatch, epoch};
@@ -192,7 +192,7 @@ __device__ void check_header(const SmallDispatchTask& task, int source, std::uin
     }
     return all;
   };
-  if (!wait_until(common, awaited, here, task.route.state + kRouteAborted)) return;
+  if (!wait_until(common, awaited, here)) return;
   task.route.tokens_of[source] = static_cast<std::int32_t>(units[0].words[0]);
   const std::uint64_t digest = std::uint64_t{units[1].words[1]} << 32 | units[1].words[0];
   const std::uint64_t agreed = std::uint64_t{units[2].words[1]} << 32 | units[2].words[0];
@@ -248,12 +248,17 @@ __device__ void receive_token(const SmallDispatchTask& task, int source, std::in
 }
 
 __device__ void receive(const SmallDispatchTask& task, std::uint32_t epoch, std::int64_t own_tokens) {
+  // Of every source, whatever rows there are: the parity of epochs rests on it (small_layout.h).
+  if (blockIdx.x == gridDim.x - 1) {
+    for (int source = static_cast<int>(threadIdx.x); source < task.common.num_ranks; source += kThreads) {
+      if (source != task.common.rank) check_header(task, source, epoch);
+    }
+  }
   const int others = task.common.num_ranks - 1;
   const std::int64_t items = task.rows_per_block * others;
   for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const std::int64_t token = item / others;
     const int source = static_cast<int>((task.common.rank + 1 + item % others) % task.common.num_ranks);
-    if (token == 0 && threadIdx.x == kThreads - 1) check_header(task, source, epoch);
     receive_token(task, source, token, epoch);
   }
   // Own rows that have no token.

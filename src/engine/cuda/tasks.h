@@ -59,7 +59,7 @@ struct RouteMemory {
   std::uint32_t* rows_sent = nullptr;       // [num_ranks]
   std::uint32_t* rows_received = nullptr;   // [num_ranks]
   std::int32_t* tokens_of = nullptr;        // [num_ranks]
-  std::uint32_t* state = nullptr;           // [kRouteStates]
+  std::uint32_t* state = nullptr;           // [kRouteWords]
   int chunks = 0;                           // of a source
   int small_chunks = 0;                     // those that small rounds use
   int words = 1;                            // ceil(num_ranks / kWordBits)
@@ -67,7 +67,7 @@ struct RouteMemory {
 
 // kRouteAborted: the dispatch was given up by a rank, and no rank will combine it. kCombineAborted: an owner of this
 // rank's rows gave the combine up.
-enum RouteState : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteStates };
+enum RouteWord : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteWords };
 
 // What every kernel of a communication is given.
 struct Common {
