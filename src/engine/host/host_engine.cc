@@ -86,7 +86,7 @@ void HostEngine::reserve(Round& round) {
 
 Memory HostEngine::allocate(std::int64_t bytes) {
   UntouchedMemory memory = make_untouched_memory(bytes);
-  return Memory(memory.release(), [](std::byte* address) { UntouchedMemory::deleter_type()(address); });
+  return {memory.release(), [](std::byte* address) { UntouchedMemory::deleter_type()(address); }};
 }
 
 void HostEngine::reshape(const MoeParams& params, const protocol::WindowLayout& layout) {
