@@ -123,6 +123,11 @@ struct CombineTarget {
   Stream stream{};
 };
 
+// Elements of a row of expert output, whether it comes in blocks or not.
+[[nodiscard]] inline std::int64_t hidden_of(const TensorView& rows) {
+  return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
+}
+
 // Freed the way it was made.
 using Memory = std::unique_ptr<std::byte, std::function<void(std::byte*)>>;
 

@@ -4,9 +4,11 @@
 // of ranks.
 #include <algorithm>
 
+#include "engine/cuda/combine_kernels.cuh"
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/routes.cuh"
+#include "engine/cuda/routing.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
 #include "protocol/casts.h"
@@ -14,8 +16,6 @@
 namespace tokenyard::engine::cuda {
 namespace {
 
-constexpr int kWarp = 32;
-constexpr int kWarps = kThreads / kWarp;
 constexpr int kRowsAtOnce = 8;
 
 // The origins have read the rows of the combine before; only then may staging write over them.
@@ -54,9 +54,8 @@ __device__ void stage_row(const CombineTask& task, std::byte* to, const std::byt
 __device__ void stage_rows(const CombineTask& task) {
   const Common& common = task.common;
   const protocol::WindowShape& shape = common.layout.shape();
-  const auto lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto rows = static_cast<int>(shape.num_ranks * shape.max_tokens);
-  const int first = static_cast<int>(threadIdx.x) / kWarp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  const int first = warp_index() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
   for (int row = first; row < rows; row += kWarps * static_cast<int>(gridDim.x)) {
     const auto source = static_cast<int>(row / shape.max_tokens);
     const std::int64_t token = row % shape.max_tokens;
@@ -64,7 +63,7 @@ __device__ void stage_rows(const CombineTask& task) {
     const std::uint64_t mask = task.route.masks[source * common.layout.max_chunks() + token / shape.tokens_per_chunk];
     if ((mask >> (token % shape.tokens_per_chunk) & 1U) == 0) continue;
     stage_row(task, window_of(common, common.rank) + common.layout.combine_row(row),
-              task.from + source * task.from_block_stride + token * task.from_row_stride, {lane, kWarp});
+              task.from + source * task.from_block_stride + token * task.from_row_stride, {lane_index(), kWarp});
   }
 }
 
@@ -230,47 +229,21 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Comb
   if (last_block(&common.board->blocks_done)) finish(task, epoch);
 }
 
-using Kernel = void (*)(CombineTask);
-
-template <class From>
-Kernel kernel_to(Dtype output) {
-  switch (output) {
-    case Dtype::kBf16:
-      return combine<From, protocol::Bf16>;
-    case Dtype::kF16:
-      return combine<From, protocol::F16>;
-    default:
-      return combine<From, protocol::F32>;
+struct Kernels {
+  template <class From, class To>
+  static CombineKernel get() {
+    return combine<From, To>;
   }
-}
-
-Kernel kernel_for(Dtype rows, Dtype output) {
-  switch (rows) {
-    case Dtype::kBf16:
-      return kernel_to<protocol::Bf16>(output);
-    case Dtype::kF16:
-      return kernel_to<protocol::F16>(output);
-    case Dtype::kF8e4m3:
-      return kernel_to<protocol::F8e4m3>(output);
-    default:
-      return kernel_to<protocol::F32>(output);
-  }
-}
+};
 
 }  // namespace
 
 void load_combine() {
-  for (const Dtype rows : {Dtype::kBf16, Dtype::kF16, Dtype::kF32, Dtype::kF8e4m3}) {
-    for (const Dtype output : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-      cudaFuncAttributes attributes{};
-      check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_for(rows, output))),
-            "loading a kernel of combine");
-    }
-  }
+  load_combine_kernels<Kernels>();
 }
 
 void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream) {
-  kernel_for(task.rows_dtype, task.output_dtype)<<<blocks, kThreads, 0, stream>>>(task);
+  combine_kernel<Kernels>(task.rows_dtype, task.output_dtype)<<<blocks, kThreads, 0, stream>>>(task);
   check(cudaGetLastError(), "launching a combine");
 }
 

@@ -56,6 +56,7 @@ class CudaEngine final : public Engine {
   [[nodiscard]] int blocks_for(std::int64_t work, int num_sms) const;
   [[nodiscard]] bool is_small(const DispatchRequest& request) const;
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
+  [[nodiscard]] Ids ids_of(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;
   void add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;

@@ -24,12 +24,6 @@ std::uint64_t bits_of(std::int64_t size) {
   return static_cast<std::uint64_t>(size);
 }
 
-std::int64_t hidden_of(const TensorView& rows) {
-  return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
-}
-
-constexpr int kWarpsOfBlock = kThreads / 32;
-
 // From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
 bool better_in_bulk(const DispatchTask& task, int blocks) {
   constexpr std::int64_t kTokensPerBlock = 2;
@@ -66,14 +60,7 @@ void CudaEngine::add_outputs(const DispatchRequest& request, const Round& round,
   for (std::size_t i = 0; i < request.outputs.planes.size(); ++i) {
     const OutputPlane& output = request.outputs.planes[i];
     const protocol::Plane& plane = round.planes.planes[i];
-    if (output.data == nullptr) continue;
-    if (i == protocol::kIdsPlane) {
-      task.ids.to = output.data;
-      task.ids.to_block_stride = output.block_stride;
-      task.ids.to_row_stride = output.row_stride;
-      task.ids.to_i64 = output.dtype == Dtype::kI64;
-      continue;
-    }
+    if (output.data == nullptr || i == protocol::kIdsPlane) continue;
     const std::uint64_t all = bits_of(output.data) | bits_of(output.block_stride) | bits_of(output.row_stride) |
                               bits_of(output.row_bytes) | bits_of(plane.offset) | bits_of(plane.stride);
     task.copied[static_cast<std::size_t>(task.num_copied++)] = {.data = output.data,
@@ -86,19 +73,29 @@ void CudaEngine::add_outputs(const DispatchRequest& request, const Round& round,
   }
 }
 
+// Before the receive half no outputs are placed, and `to` is null.
+Ids CudaEngine::ids_of(const DispatchRequest& request, const Round& round) const {
+  const protocol::Plane& plane = round.planes.planes[protocol::kIdsPlane];
+  const OutputPlane& output = request.outputs.planes[protocol::kIdsPlane];
+  return {.from = static_cast<const std::byte*>(request.topk_ids.data),
+          .from_stride = request.topk_ids.row_stride_bytes(),
+          .offset = plane.offset,
+          .stride = plane.stride,
+          .from_i64 = request.topk_ids.dtype == Dtype::kI64,
+          .to = output.data,
+          .to_block_stride = output.block_stride,
+          .to_row_stride = output.row_stride,
+          .to_i64 = output.dtype == Dtype::kI64,
+          .top_k = setup_.params.top_k,
+          .num_experts = setup_.params.num_experts,
+          .invalid_id = setup_.params.invalid_expert_id};
+}
+
 DispatchTask CudaEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
-  const protocol::Plane& ids = round.planes.planes[protocol::kIdsPlane];
   DispatchTask task;
   task.common = common_;
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  task.ids = {.from = static_cast<const std::byte*>(request.topk_ids.data),
-              .from_stride = request.topk_ids.row_stride_bytes(),
-              .offset = ids.offset,
-              .stride = ids.stride,
-              .from_i64 = request.topk_ids.dtype == Dtype::kI64,
-              .top_k = setup_.params.top_k,
-              .num_experts = setup_.params.num_experts,
-              .invalid_id = setup_.params.invalid_expert_id};
+  task.ids = ids_of(request, round);
   task.num_tokens = request.num_tokens;
   task.rows_per_block = request.tokens_per_rank;
   task.num_tokens_on_device = request.num_tokens_on_device;
@@ -116,23 +113,16 @@ bool CudaEngine::is_small(const DispatchRequest& request) const {
 }
 
 SmallDispatchTask CudaEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
-  const DispatchTask plain = dispatch_task(request, round);
   SmallDispatchTask task;
-  task.common = plain.common;
-  task.route = plain.route;
+  task.common = common_;
+  task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
-  task.ids = plain.ids;
-  task.num_tokens = plain.num_tokens;
-  task.num_tokens_on_device = plain.num_tokens_on_device;
-  task.rows_per_block = plain.rows_per_block;
-  // A rank that takes the halves apart has no small rounds, and must be told.
-  task.digest = ~plain.digest;
-  task.agreed = plain.agreed;
-  const OutputPlane& ids = request.outputs.planes[protocol::kIdsPlane];
-  task.ids.to = ids.data;
-  task.ids.to_block_stride = ids.block_stride;
-  task.ids.to_row_stride = ids.row_stride;
-  task.ids.to_i64 = ids.dtype == Dtype::kI64;
+  task.ids = ids_of(request, round);
+  task.num_tokens = request.num_tokens;
+  task.num_tokens_on_device = request.num_tokens_on_device;
+  task.rows_per_block = request.tokens_per_rank;
+  task.digest = request.digest;
+  task.agreed = request.agreed;
   int words = 0;
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     const PayloadRows& payload = request.payloads[i];
@@ -162,7 +152,7 @@ void CudaEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest
   const DeviceScope scope(device_);
   const std::int64_t chunks =
       protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup_.layout.shape().tokens_per_chunk);
-  const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup_.num_ranks, kWarpsOfBlock) : 0;
+  const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup_.num_ranks, kWarps) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens : 0, waits), request.num_sms);
   const auto launch = bulk_ && better_in_bulk(task, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
   launch(task, blocks, enter(request.stream));
@@ -288,7 +278,7 @@ Status CudaEngine::combine_receive(const CombineTarget& target, const Round& rou
 void CudaEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device_);
   const std::int64_t rows = setup_.num_ranks * setup_.layout.shape().max_tokens;
-  const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarpsOfBlock) : 0;
+  const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarps) : 0;
   const std::int64_t tokens = task.receives ? setup_.layout.shape().max_tokens : 0;
   launch_combine(task, blocks_for(std::max(staging, tokens), num_sms), enter(stream));
 }

@@ -187,7 +187,7 @@ __device__ void dispatch(const DispatchTask& task, Crew receivers, const Send& s
   const std::uint32_t last = common.board->epochs[protocol::kDispatchPhase];
   const std::uint32_t epoch = task.sends ? last + 1 : last;
   if (task.sends) {
-    const std::int64_t tokens = tokens_of_call(task);
+    const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
     if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
     if (wait_for_space(common, epoch)) send_all(epoch, tokens);
   }

@@ -13,12 +13,6 @@
 
 namespace tokenyard::engine::cuda {
 
-__device__ inline std::int64_t tokens_of_call(const DispatchTask& task) {
-  if (task.num_tokens_on_device == nullptr) return task.num_tokens;
-  const std::int64_t given = *task.num_tokens_on_device;
-  return given < 0 ? 0 : min(given, task.num_tokens);
-}
-
 __device__ inline int num_chunks_of(const DispatchTask& task, std::int64_t tokens) {
   return static_cast<int>(protocol::num_chunks(tokens, task.common.layout.shape().tokens_per_chunk));
 }

@@ -9,8 +9,6 @@
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr int kWarp = 32;
-inline constexpr int kWarps = kThreads / kWarp;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 __device__ __forceinline__ int lane_index() {
@@ -19,6 +17,13 @@ __device__ __forceinline__ int lane_index() {
 
 __device__ __forceinline__ int warp_index() {
   return static_cast<int>(threadIdx.x) / kWarp;
+}
+
+// The tokens of a call: the most that there may be, or how many the device says there are.
+__device__ __forceinline__ std::int64_t tokens_of_call(std::int64_t most, const std::int32_t* on_device) {
+  if (on_device == nullptr) return most;
+  const std::int64_t given = *on_device;
+  return given < 0 ? 0 : min(given, most);
 }
 
 // What the threads of a block know of the token they send.

@@ -3,6 +3,7 @@
 // origin sums units as they come, in the order of ranks. Its own rows it reads where they are.
 #include <algorithm>
 
+#include "engine/cuda/combine_kernels.cuh"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/routes.cuh"
 #include "engine/cuda/routing.cuh"
@@ -11,8 +12,6 @@
 
 namespace tokenyard::engine::cuda {
 namespace {
-
-constexpr int kUnitsAtOnce = 4;
 
 template <class Format>
 inline constexpr int kPerWord = 4 / static_cast<int>(sizeof(typename Format::Bits));
@@ -216,47 +215,21 @@ __global__ void __launch_bounds__(kThreads, 1) small_combine(const __grid_consta
   clear_route(task.route, common.num_ranks);
 }
 
-using Kernel = void (*)(CombineTask);
-
-template <class Wire>
-Kernel kernel_to(Dtype output) {
-  switch (output) {
-    case Dtype::kBf16:
-      return small_combine<Wire, protocol::Bf16>;
-    case Dtype::kF16:
-      return small_combine<Wire, protocol::F16>;
-    default:
-      return small_combine<Wire, protocol::F32>;
+struct Kernels {
+  template <class Wire, class To>
+  static CombineKernel get() {
+    return small_combine<Wire, To>;
   }
-}
-
-Kernel kernel_for(Dtype rows, Dtype output) {
-  switch (rows) {
-    case Dtype::kBf16:
-      return kernel_to<protocol::Bf16>(output);
-    case Dtype::kF16:
-      return kernel_to<protocol::F16>(output);
-    case Dtype::kF8e4m3:
-      return kernel_to<protocol::F8e4m3>(output);
-    default:
-      return kernel_to<protocol::F32>(output);
-  }
-}
+};
 
 }  // namespace
 
 void load_small_combine() {
-  for (const Dtype rows : {Dtype::kBf16, Dtype::kF16, Dtype::kF32, Dtype::kF8e4m3}) {
-    for (const Dtype output : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-      cudaFuncAttributes attributes{};
-      check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_for(rows, output))),
-            "loading a kernel of combine");
-    }
-  }
+  load_combine_kernels<Kernels>();
 }
 
 void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stream) {
-  kernel_for(task.rows_dtype, task.output_dtype)<<<blocks, kThreads, 0, stream>>>(task);
+  combine_kernel<Kernels>(task.rows_dtype, task.output_dtype)<<<blocks, kThreads, 0, stream>>>(task);
   check(cudaGetLastError(), "launching a small combine");
 }
 

@@ -12,8 +12,6 @@
 namespace tokenyard::engine::cuda {
 namespace {
 
-constexpr int kUnitsAtOnce = 4;
-
 // Bytes [4 * i, 4 * i + 4) of a row, as far as it goes.
 __device__ std::uint32_t load_word(const std::byte* row, std::int64_t bytes, int i, bool aligned) {
   if (aligned && 4 * i + 4 <= bytes) return reinterpret_cast<const std::uint32_t*>(row)[i];
@@ -276,10 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) small_dispatch(const __grid_const
   const Start start = read_start(common);
   if (start.failed != 0) return;
   const std::uint32_t epoch = start.epochs[protocol::kDispatchPhase] + 1;
-  std::int64_t tokens = task.num_tokens;
-  if (task.num_tokens_on_device != nullptr) {
-    tokens = max(std::int64_t{0}, min(tokens, std::int64_t{*task.num_tokens_on_device}));
-  }
+  const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
   if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
   send(task, epoch, tokens);
   receive(task, epoch, tokens);

@@ -20,7 +20,8 @@
 namespace tokenyard::engine::cuda {
 
 inline constexpr std::int64_t kUnitBytes = 16;
-inline constexpr int kUnitWords = 2;  // of a row in a unit, 4 bytes each
+inline constexpr int kUnitWords = 2;    // of a row in a unit, 4 bytes each
+inline constexpr int kUnitsAtOnce = 4;  // of a thread, loaded before it stores the first
 inline constexpr int kHeaderUnits = 3;
 inline constexpr std::int64_t kSmallTokens = 512;
 inline constexpr std::int64_t kSmallBytes = std::int64_t{64} << 20;  // of a window, at most

@@ -16,7 +16,9 @@
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr int kThreads = 512;    // of a block
+inline constexpr int kThreads = 512;  // of a block
+inline constexpr int kWarp = 32;
+inline constexpr int kWarps = kThreads / kWarp;
 inline constexpr int kMaxRanks = 1024;  // as the library
 inline constexpr int kMaxTopK = 64;
 inline constexpr int kNearRanks = 8;  // whose windows' addresses kernels get without a load

@@ -8,10 +8,6 @@
 
 namespace tokenyard::engine::host {
 
-[[nodiscard]] inline std::int64_t hidden_of(const TensorView& rows) {
-  return rows.shape[static_cast<std::size_t>(rows.num_dims - 1)];
-}
-
 // `row` counts the rows that the caller sees, through all blocks.
 [[nodiscard]] const std::byte* expert_row(const TensorView& rows, std::int64_t row);
 
