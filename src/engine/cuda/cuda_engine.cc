@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
 
 namespace tokenyard::engine::cuda {
@@ -29,15 +30,15 @@ Notice read_notice(const Notice& from) {
 }  // namespace
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window) {
-  return std::make_unique<CudaEngine>(setup, window);
+  if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
+    return std::make_unique<RankMajorEngine>(setup, window);
+  }
+  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
+              setup.rank);
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
     : setup_(setup), window_(window), device_(window.device().index) {
-  if (setup.spec.placement != protocol::Placement::kRankMajor || setup.spec.transport != protocol::Transport::kWindow) {
-    throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
-                setup.rank);
-  }
   const DeviceScope scope(device_);
   const std::int64_t ranks = setup.num_ranks;
   std::vector<std::byte*> pointers(static_cast<std::size_t>(ranks));
@@ -59,7 +60,6 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   board_ = make_device_memory(device_, board_bytes_);
   host_ = make_pinned_memory(device_, sizeof(HostBoard));
   order_ = make_event(device_);
-  small_ = SmallLayout::of(setup.layout);
   common_ = {.layout = setup.layout,
              .windows = reinterpret_cast<std::byte* const*>(windows_.get()),
              .near = near,
@@ -73,11 +73,6 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute");
   // All blocks of all ranks on the device are resident: blocks wait for each other.
   max_blocks_ = std::max(1, processors / window.ranks_on_device());
-  load_rank_major_dispatch();
-  bulk_ = load_bulk_dispatch();
-  load_combine();
-  load_small_dispatch();
-  load_small_combine();
   load_notices();
   set_back(setup.initial_epoch);
 }
@@ -87,10 +82,14 @@ CudaEngine::~CudaEngine() {
   if (streams_known_) static_cast<void>(cudaStreamSynchronize(last_stream_));
 }
 
-void CudaEngine::reserve(Round& round) {
-  auto buffers = std::make_unique<RouteBuffers>(device_, setup_.layout);
+void CudaEngine::keep(Round& round, std::unique_ptr<RouteBuffers> buffers) {
   routes_.push_back(buffers.get());
   round.memory = std::move(buffers);
+}
+
+int CudaEngine::blocks_for(std::int64_t work, int num_sms) const {
+  const int most = num_sms > 0 ? std::min(num_sms, max_blocks_) : max_blocks_;
+  return static_cast<int>(std::clamp<std::int64_t>(work, 1, most));
 }
 
 Memory CudaEngine::allocate(std::int64_t bytes) {
@@ -108,10 +107,6 @@ void CudaEngine::check_dispatch() const {}  // at most one operation is in fligh
 
 void CudaEngine::check_combine() const {}
 
-void CudaEngine::plan(const DispatchRequest& request, Round& round) {
-  round.num_tokens = request.num_tokens;  // the rest is the kernel's
-}
-
 cudaStream_t CudaEngine::enter(const Stream& stream) {
   auto* native = static_cast<cudaStream_t>(stream.native);
   if (streams_known_ && native != last_stream_) {
@@ -124,21 +119,6 @@ cudaStream_t CudaEngine::enter(const Stream& stream) {
   }
   streams_known_ = true;
   return last_stream_ = native;
-}
-
-void CudaEngine::release_combine(const Round& /*round*/) {
-  const DeviceScope scope(device_);
-  launch_release(common_, true, last_stream_);
-}
-
-void CudaEngine::abort_dispatch() {
-  const DeviceScope scope(device_);
-  launch_abort_dispatch(common_, small_, last_stream_);
-}
-
-void CudaEngine::abort_combine(const Round& round) {
-  const DeviceScope scope(device_);
-  launch_abort_combine(common_, static_cast<const RouteBuffers&>(*round.memory).view(), last_stream_);
 }
 
 // The handle's dispatch is behind the combine before on every rank that stamped it, so the section is free.

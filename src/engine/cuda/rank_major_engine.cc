@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA engine's rounds: requests become tasks, and tasks launches.
+
+#include "engine/cuda/rank_major_engine.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda/access_unit.h"
 #include "engine/cuda/kernels.h"
 
 namespace tokenyard::engine::cuda {
 namespace {
-
-// Bytes of the widest access, a power of two up to 16, that divides all of what was or-ed together.
-int unit_of(std::uint64_t addresses_and_sizes) {
-  const std::uint64_t bits = addresses_and_sizes | 16U;
-  return static_cast<int>(bits & (~bits + 1));
-}
-
-std::uint64_t bits_of(const void* address) {
-  return reinterpret_cast<std::uint64_t>(address);
-}
-
-std::uint64_t bits_of(std::int64_t size) {
-  return static_cast<std::uint64_t>(size);
-}
 
 // From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
 bool better_in_bulk(const DispatchTask& task, int blocks) {
@@ -33,12 +21,25 @@ bool better_in_bulk(const DispatchTask& task, int blocks) {
 
 }  // namespace
 
-int CudaEngine::blocks_for(std::int64_t work, int num_sms) const {
-  const int most = num_sms > 0 ? std::min(num_sms, max_blocks_) : max_blocks_;
-  return static_cast<int>(std::clamp<std::int64_t>(work, 1, most));
+RankMajorEngine::RankMajorEngine(const Setup& setup, fabric::Window& window)
+    : CudaEngine(setup, window), small_(SmallLayout::of(setup.layout)) {
+  const DeviceScope scope(device());
+  load_rank_major_dispatch();
+  bulk_ = load_bulk_dispatch();
+  load_combine();
+  load_small_dispatch();
+  load_small_combine();
 }
 
-void CudaEngine::add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
+void RankMajorEngine::reserve(Round& round) {
+  keep(round, std::make_unique<RouteBuffers>(device(), setup().layout));
+}
+
+void RankMajorEngine::plan(const DispatchRequest& request, Round& round) {
+  round.num_tokens = request.num_tokens;  // the rest is the kernel's
+}
+
+void RankMajorEngine::add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     const PayloadRows& payload = request.payloads[i];
     const protocol::Plane& plane = round.planes.planes[i];
@@ -54,7 +55,7 @@ void CudaEngine::add_lanes(const DispatchRequest& request, const Round& round, D
   }
 }
 
-void CudaEngine::add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
+void RankMajorEngine::add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
   task.num_stats = request.outputs.num_stats;
   task.gathered_stats = request.outputs.stats;
   for (std::size_t i = 0; i < request.outputs.planes.size(); ++i) {
@@ -74,7 +75,7 @@ void CudaEngine::add_outputs(const DispatchRequest& request, const Round& round,
 }
 
 // Before the receive half no outputs are placed, and `to` is null.
-Ids CudaEngine::ids_of(const DispatchRequest& request, const Round& round) const {
+Ids RankMajorEngine::ids_of(const DispatchRequest& request, const Round& round) const {
   const protocol::Plane& plane = round.planes.planes[protocol::kIdsPlane];
   const OutputPlane& output = request.outputs.planes[protocol::kIdsPlane];
   return {.from = static_cast<const std::byte*>(request.topk_ids.data),
@@ -86,14 +87,14 @@ Ids CudaEngine::ids_of(const DispatchRequest& request, const Round& round) const
           .to_block_stride = output.block_stride,
           .to_row_stride = output.row_stride,
           .to_i64 = output.dtype == Dtype::kI64,
-          .top_k = setup_.params.top_k,
-          .num_experts = setup_.params.num_experts,
-          .invalid_id = setup_.params.invalid_expert_id};
+          .top_k = setup().params.top_k,
+          .num_experts = setup().params.num_experts,
+          .invalid_id = setup().params.invalid_expert_id};
 }
 
-DispatchTask CudaEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
+DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
   DispatchTask task;
-  task.common = common_;
+  task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.ids = ids_of(request, round);
   task.num_tokens = request.num_tokens;
@@ -108,13 +109,13 @@ DispatchTask CudaEngine::dispatch_task(const DispatchRequest& request, const Rou
 }
 
 // Ranks agree on it, for they agree on what it is made of.
-bool CudaEngine::is_small(const DispatchRequest& request) const {
+bool RankMajorEngine::is_small(const DispatchRequest& request) const {
   return request.in_one_call && request.tokens_per_rank <= small_.tokens && request.stats.empty();
 }
 
-SmallDispatchTask CudaEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
+SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
   SmallDispatchTask task;
-  task.common = common_;
+  task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
   task.ids = ids_of(request, round);
@@ -131,8 +132,8 @@ SmallDispatchTask CudaEngine::small_dispatch_task(const DispatchRequest& request
     const OutputPlane& output = request.outputs.planes[i];
     SmallLane lane{.from = payload.data, .from_stride = payload.stride, .row_bytes = payload.row_bytes};
     // Where the caller sees it: its own tensor, or the window's space.
-    lane.to = output.data != nullptr ? output.data : window_.own() + setup_.layout.payload(0) + plane.offset;
-    lane.to_block_stride = output.data != nullptr ? output.block_stride : setup_.layout.payload_bytes();
+    lane.to = output.data != nullptr ? output.data : window().own() + setup().layout.payload(0) + plane.offset;
+    lane.to_block_stride = output.data != nullptr ? output.block_stride : setup().layout.payload_bytes();
     lane.to_row_stride = output.data != nullptr ? output.row_stride : plane.stride;
     lane.first_word = words;
     lane.num_words = static_cast<int>(protocol::ceil_div(payload.row_bytes, 4));
@@ -144,31 +145,31 @@ SmallDispatchTask CudaEngine::small_dispatch_task(const DispatchRequest& request
     task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane;
   }
   task.lane_words = words;
-  task.num_units = static_cast<int>(protocol::ceil_div(words + setup_.params.top_k, kUnitWords));
+  task.num_units = static_cast<int>(protocol::ceil_div(words + setup().params.top_k, kUnitWords));
   return task;
 }
 
-void CudaEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
-  const DeviceScope scope(device_);
+void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
+  const DeviceScope scope(device());
   const std::int64_t chunks =
-      protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup_.layout.shape().tokens_per_chunk);
-  const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup_.num_ranks, kWarps) : 0;
+      protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup().layout.shape().tokens_per_chunk);
+  const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup().num_ranks, kWarps) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens : 0, waits), request.num_sms);
   const auto launch = bulk_ && better_in_bulk(task, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
   launch(task, blocks, enter(request.stream));
 }
 
 // In one call there is one launch, by the receive half.
-Status CudaEngine::dispatch_send(const DispatchRequest& request, Round& round) {
-  ++num_dispatches_;
+Status RankMajorEngine::dispatch_send(const DispatchRequest& request, Round& round) {
+  count_dispatch();
   auto& buffers = static_cast<RouteBuffers&>(*round.memory);
   buffers.ended_by_combine = false;
   if (std::exchange(buffers.in_use, true)) {
-    const DeviceScope scope(device_);
-    launch_clear(common_, buffers.view(), enter(request.stream));
+    const DeviceScope scope(device());
+    launch_clear(common(), buffers.view(), enter(request.stream));
   }
-  round.rows = window_.own() + setup_.layout.payload(0);
-  round.space_stride = setup_.layout.payload_bytes();
+  round.rows = window().own() + setup().layout.payload(0);
+  round.space_stride = setup().layout.payload_bytes();
   round.rows_on_device = reinterpret_cast<std::int32_t*>(buffers.view().rows_received);
   round.tokens_on_device = buffers.view().tokens_of;
   if (!request.in_one_call) {
@@ -179,10 +180,10 @@ Status CudaEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   return {.code = StatusCode::kEnqueued};
 }
 
-Status CudaEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
+Status RankMajorEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
   if (is_small(request)) {
-    const DeviceScope scope(device_);
-    const int blocks = blocks_for(request.tokens_per_rank * setup_.num_ranks, request.num_sms);
+    const DeviceScope scope(device());
+    const int blocks = blocks_for(request.tokens_per_rank * setup().num_ranks, request.num_sms);
     launch_small_dispatch(small_dispatch_task(request, round), blocks, enter(request.stream));
     return {.code = StatusCode::kEnqueued};
   }
@@ -193,40 +194,40 @@ Status CudaEngine::dispatch_receive(const DispatchRequest& request, Round& round
   return {.code = StatusCode::kEnqueued};
 }
 
-void CudaEngine::fill(const DispatchRequest& request, Round& round) {
+void RankMajorEngine::fill(const DispatchRequest& request, Round& round) {
   DispatchTask task = dispatch_task(request, round);
   task.sends = task.counts = false;
   add_outputs(request, round, task);
   launch_dispatch(task, request);
 }
 
-void CudaEngine::release(const Round& round) {
+void RankMajorEngine::release(const Round& round) {
   if (static_cast<const RouteBuffers&>(*round.memory).ended_by_combine) return;
-  const DeviceScope scope(device_);
-  launch_release(common_, false, last_stream_);
+  const DeviceScope scope(device());
+  launch_release(common(), false, last_stream());
 }
 
 // Whether the rows lie in the window, where combine reads them.
-bool CudaEngine::in_place(const TensorView& expert_output) const {
-  const std::byte* section = window_.own() + setup_.layout.combine_row(0);
+bool RankMajorEngine::in_place(const TensorView& expert_output) const {
+  const std::byte* section = window().own() + setup().layout.combine_row(0);
   const std::int64_t element = size_of(expert_output.dtype);
-  const std::int64_t stride = setup_.layout.combine_stride();
+  const std::int64_t stride = setup().layout.combine_stride();
   if (static_cast<const std::byte*>(expert_output.data) != section || expert_output.num_dims != 3) return false;
   return expert_output.strides[1] * element == stride &&
-         expert_output.strides[0] * element == stride * setup_.layout.shape().max_tokens;
+         expert_output.strides[0] * element == stride * setup().layout.shape().max_tokens;
 }
 
-Status CudaEngine::combine_send(const CombineRequest& request, Round& round) {
-  ++num_combines_;
+Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round) {
+  count_combine();
   const TensorView& rows = request.expert_output;
   const std::int64_t element = size_of(rows.dtype);
   combine_ = {};
-  combine_.common = common_;
+  combine_.common = common();
   combine_.route = static_cast<const RouteBuffers&>(*round.memory).view();
   combine_.hidden = hidden_of(rows);
   combine_.from_dtype = rows.dtype;
   combine_.rows_dtype =
-      setup_.spec.combine_wire == protocol::CombineWire::kF8e4m3 ? Dtype::kF8e4m3 : setup_.params.dtype;
+      setup().spec.combine_wire == protocol::CombineWire::kF8e4m3 ? Dtype::kF8e4m3 : setup().params.dtype;
   combine_.row_bytes = combine_.hidden * size_of(combine_.rows_dtype);
   combine_.staged = combine_.rows_dtype != rows.dtype || !in_place(rows);
   combine_.from = static_cast<const std::byte*>(rows.data);
@@ -245,7 +246,7 @@ Status CudaEngine::combine_send(const CombineRequest& request, Round& round) {
   return {.code = StatusCode::kEnqueued};
 }
 
-Status CudaEngine::combine_receive(const CombineTarget& target, const Round& round) {
+Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round& round) {
   CombineTask task = combine_;
   task.sends = combine_.receives;  // in one call
   task.receives = true;
@@ -263,10 +264,10 @@ Status CudaEngine::combine_receive(const CombineTarget& target, const Round& rou
   }
   const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(output.dtype));
   if (target.in_one_call && round.tokens_per_rank <= small_.tokens) {
-    const DeviceScope scope(device_);
+    const DeviceScope scope(device());
     task.small = small_;
     task.vectors = unit_of(all) >= 4;
-    launch_small_combine(task, blocks_for(round.tokens_per_rank * setup_.num_ranks, target.num_sms),
+    launch_small_combine(task, blocks_for(round.tokens_per_rank * setup().num_ranks, target.num_sms),
                          enter(target.stream));
     return {.code = StatusCode::kEnqueued};
   }
@@ -275,12 +276,27 @@ Status CudaEngine::combine_receive(const CombineTarget& target, const Round& rou
   return {.code = StatusCode::kEnqueued};
 }
 
-void CudaEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
-  const DeviceScope scope(device_);
-  const std::int64_t rows = setup_.num_ranks * setup_.layout.shape().max_tokens;
+void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
+  const DeviceScope scope(device());
+  const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;
   const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarps) : 0;
-  const std::int64_t tokens = task.receives ? setup_.layout.shape().max_tokens : 0;
+  const std::int64_t tokens = task.receives ? setup().layout.shape().max_tokens : 0;
   launch_combine(task, blocks_for(std::max(staging, tokens), num_sms), enter(stream));
+}
+
+void RankMajorEngine::release_combine(const Round& /*round*/) {
+  const DeviceScope scope(device());
+  launch_release(common(), true, last_stream());
+}
+
+void RankMajorEngine::abort_dispatch() {
+  const DeviceScope scope(device());
+  launch_abort_dispatch(common(), small_, last_stream());
+}
+
+void RankMajorEngine::abort_combine(const Round& round) {
+  const DeviceScope scope(device());
+  launch_abort_combine(common(), static_cast<const RouteBuffers&>(*round.memory).view(), last_stream());
 }
 
 }  // namespace tokenyard::engine::cuda
