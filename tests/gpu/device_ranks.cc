@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/device_ranks.h"
+
+#include <ostream>
+
+#include "support/check.h"
+
+namespace tokenyard::gpu_tests {
+
+MoeParams params_of(const Shape& shape) {
+  MoeParams params;
+  params.hidden_size = shape.hidden_size;
+  params.num_experts = shape.num_experts;
+  params.top_k = shape.top_k;
+  params.max_tokens_per_rank = shape.max_tokens;
+  params.dtype = shape.dtype;
+  return params;
+}
+
+CommunicationOptions cuda_options(int device) {
+  CommunicationOptions options = support::test_options();
+  options.engine = EngineKind::kCuda;
+  options.device = device;
+  options.initial_epoch = 0xFFFFFFFDU;  // the epochs of a few rounds wrap
+  return options;
+}
+
+void run_on_devices(const Shape& shape,
+                    const BackendConfig& config,
+                    const DeviceRounds::Options& wanted,
+                    const Body& body) {
+  support::run(shape.kind, shape.num_ranks,
+               [&](const Group& group) {
+                 std::string reason;
+                 const int devices = num_devices(reason);
+                 support::check(devices > 0, reason);
+                 DeviceRounds::Options options = wanted;
+                 options.device = shape.spread ? group.rank() % devices : 0;
+                 DeviceRounds rounds(options);
+                 Communication communication =
+                     create_communication(group, params_of(shape), config, cuda_options(options.device));
+                 body(communication, rounds);
+                 support::check_ok(communication.destroy(), "destroy");
+               },
+               {.limit = std::chrono::seconds(120)});
+}
+
+int devices_there() {
+  static const int count = [] {
+    int seen = 0;
+    try {
+      support::run_processes(1, [](const Group&) {
+        std::string reason;
+        support::check(num_devices(reason) > 0, reason);
+      });
+      seen = 1;
+    } catch (const std::exception&) {
+      return 0;
+    }
+    try {
+      support::run_processes(1, [](const Group&) {
+        std::string reason;
+        support::check(num_devices(reason) > 1, "one device");
+      });
+      seen = 2;
+    } catch (const std::exception&) {
+      return seen;
+    }
+    return seen;
+  }();
+  return count;
+}
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  return out << shape.num_ranks << " ranks";
+}
+
+std::string title_of(const Shape& shape) {
+  std::string text = std::to_string(shape.num_ranks) + "_ranks_hidden_" + std::to_string(shape.hidden_size) + "_top_" +
+                     std::to_string(shape.top_k) + "_of_" + std::to_string(shape.num_experts) + "_";
+  text.append(name(shape.dtype)).append(shape.spread ? "_spread" : "_shared").append("_").append(name(shape.kind));
+  return text;
+}
+
+}  // namespace tokenyard::gpu_tests
