@@ -20,14 +20,6 @@ namespace {
 
 constexpr int kRowsAtOnce = 8;
 
-template <class Wire, class From>
-__device__ void cast_row(std::byte* to, const std::byte* from, std::int64_t n, Crew crew) {
-  for (std::int64_t i = crew.index; i < n; i += crew.count) {
-    const float value = protocol::decode<From>(reinterpret_cast<const typename From::Bits*>(from)[i]);
-    reinterpret_cast<typename Wire::Bits*>(to)[i] = protocol::encode<Wire>(value);
-  }
-}
-
 __device__ void stage_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
   if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);
   switch (task.from_dtype) {

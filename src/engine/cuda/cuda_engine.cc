@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "engine/cuda/every_rank_engine.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
@@ -33,8 +34,12 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
   if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
     return std::make_unique<RankMajorEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
-              setup.rank);
+  if (setup.spec.placement == protocol::Placement::kEveryRank) return std::make_unique<EveryRankEngine>(setup, window);
+  throw Error(
+      ErrorCode::kUnsupported,
+      "the CUDA engine moves rank-major rows through windows (`one_sided`) and every rank's rows (`all_gather`) "
+      "so far",
+      setup.rank);
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
