@@ -150,10 +150,8 @@ __device__ void finish(const EveryRankDispatchTask& task, std::uint32_t epoch) {
   const bool aborted = load_relaxed_device(task.said.route.state + kRouteAborted) != 0;
   const std::uint32_t released = aborted || task.releases ? epoch : board.rows_released;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    board.blocks_done = 0;
-    if (task.announces) board.epochs[protocol::kDispatchPhase] = epoch;
-  }
+  if (threadIdx.x == 0) board.blocks_done = 0;
+  if (task.announces) write_epochs(common, protocol::kDispatchPhase, epoch, 0);
   if (task.receives) publish_progress(common, released, epoch);
 }
 
@@ -207,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) learn_sizes(const __grid_constant__ 
   } else if (load_relaxed_device(&board.failed) == 0) {
     publish_progress(common, epoch, epoch);
   }
-  if (threadIdx.x == 0) board.epochs[protocol::kDispatchPhase] = epoch;
+  write_epochs(common, protocol::kDispatchPhase, epoch, 0);
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x != 0) return;

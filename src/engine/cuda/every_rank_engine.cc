@@ -278,7 +278,7 @@ void EveryRankEngine::abort_dispatch() {
 
 void EveryRankEngine::abort_combine(const Round& round) {
   const DeviceScope scope(device());
-  launch_abort_combine(common(), static_cast<const RouteBuffers&>(*round.memory).view(), last_stream());
+  launch_abort_combine(common(), static_cast<const RouteBuffers&>(*round.memory).view(), false, last_stream());
 }
 
 // Before a dispatch the other ranks may still read the rows of the last combine; the caller's stream waits for them.
