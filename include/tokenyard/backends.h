@@ -51,8 +51,8 @@ struct Contract {
   CountsOn counts_on = CountsOn::kNone;
   HandleUse handle_use = HandleUse::kNone;
   Ownership output_ownership = Ownership::kNone;
-  int max_in_flight = 0;  // operations whose output may be a live view at once
-  bool capturable = false;
+  int max_in_flight = 0;    // operations whose output may be a live view at once
+  bool capturable = false;  // without conditions; all_gather is when told the sizes (num_tokens_per_rank)
   int num_experts_multiple_of = 1;
   bool takes_topk_ids = false;
   bool topk_ids_required = false;
