@@ -278,9 +278,11 @@ template <class Wire, class To>
 __global__ void __launch_bounds__(kThreads) every_rank_combine(const __grid_constant__ EveryRankCombineTask task) {
   const CombineTask& rows = task.rows;
   const Common& common = rows.common;
-  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&common.board->failed))) != 0) return;
+  // Loaded together, before anything waits for one of them.
+  const std::uint32_t failed = load_relaxed_device(&common.board->failed);
+  const std::uint32_t last = load_relaxed_device(&common.board->epochs[protocol::kCombinePhase]);
   const bool aborted = load_relaxed_device(rows.route.state + kRouteAborted) != 0;
-  const std::uint32_t last = common.board->epochs[protocol::kCombinePhase];
+  if (__syncthreads_or(static_cast<int>(failed)) != 0) return;
   // No rank combines a round that was given up, so it uses up no epoch.
   const std::uint32_t epoch = rows.sends && !aborted ? last + 1 : last;
   if (!aborted) run<Wire, To>(task, epoch);

@@ -161,10 +161,12 @@ template <class Send>
 __device__ void dispatch(const EveryRankDispatchTask& task, Crew receivers, const Send& send_all) {
   const Announcement& said = task.said;
   Board& board = *said.common.board;
-  // As a block: warps wait for each other at barriers that count them.
-  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&board.failed))) != 0) return;
-  const std::uint32_t last = board.epochs[protocol::kDispatchPhase];
+  // Loaded together, before anything waits for either.
+  const std::uint32_t last = load_relaxed_device(&board.epochs[protocol::kDispatchPhase]);
+  const std::uint32_t failed = load_relaxed_device(&board.failed);
   const std::uint32_t epoch = task.announces ? last + 1 : last;
+  // As a block: warps wait for each other at barriers that count them.
+  if (__syncthreads_or(static_cast<int>(failed)) != 0) return;
   if (task.sends) {
     const std::int64_t tokens = tokens_of_call(said.num_tokens, said.num_tokens_on_device);
     if (task.announces && blockIdx.x == 0) announce(said, epoch, tokens);
