@@ -169,7 +169,8 @@ __device__ void dispatch(const EveryRankDispatchTask& task, Crew receivers, cons
   if (__syncthreads_or(static_cast<int>(failed)) != 0) return;
   if (task.sends) {
     const std::int64_t tokens = tokens_of_call(said.num_tokens, said.num_tokens_on_device);
-    if (task.announces && blockIdx.x == 0) announce(said, epoch, tokens);
+    // By a block that has no rows to send when there are few: nobody waits for the release then.
+    if (task.announces && blockIdx.x == gridDim.x - 1) announce(said, epoch, tokens);
     if (wait_for_places(said, epoch)) send_all(epoch, tokens);
   }
   if (task.receives && receivers.index >= 0) receive(task, epoch, receivers);

@@ -125,13 +125,14 @@ void EveryRankEngine::launch_dispatch(EveryRankDispatchTask& task, const Dispatc
   const std::int64_t chunks = protocol::num_chunks(task.most_tokens, setup().layout.shape().tokens_per_chunk);
   std::int64_t receiving = task.receives ? protocol::ceil_div(chunks * setup().num_ranks, kWarps) : 0;
   if (task.num_copied > 0) receiving = protocol::ceil_div(task.num_rows * bytes, kBytesPerBlock);
-  const int blocks = blocks_for(std::max(sending, receiving), request.num_sms);
+  // One more, which sends the headers.
+  const int blocks = blocks_for(std::max(sending, receiving) + 1, request.num_sms);
   if (bulk_ && better_in_bulk(task, blocks)) {
     launch_every_rank_in_bulk(task, blocks, enter(request.stream));
     return;
   }
   const std::int64_t tokens = std::max<std::int64_t>(task.said.num_tokens, 1);
-  task.slices = static_cast<int>(std::clamp<std::int64_t>(blocks / tokens, 1, kMostSlices));
+  task.slices = static_cast<int>(std::clamp<std::int64_t>((blocks - 1) / tokens, 1, kMostSlices));
   launch_every_rank_dispatch(task, blocks, enter(request.stream));
 }
 
