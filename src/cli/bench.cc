@@ -7,6 +7,8 @@
 #include <charconv>
 #include <cstdio>
 #include <map>
+#include <set>
+#include <string_view>
 #include <system_error>
 #include <variant>
 
@@ -269,19 +271,17 @@ int run_bench(const BenchOptions& options) {
   // `all` is those that the engine has.
   const bool may_refuse = !engine.on_host() && asks_for_all(options.backends);
   bool all_right = true;
-  bool any_right = false;
-  const BackendInfo* unusable = nullptr;
+  std::set<std::string_view> right;
+  std::set<std::string_view> unusable;  // nothing of them worked so far
   for (const Chosen& chosen : all_chosen(options, engine, link)) {
-    if (&chosen.backend == unusable) continue;
+    const std::string_view backend = chosen.backend.name;
+    if (unusable.contains(backend)) continue;
     const Outcome outcome = bench_one(options, chosen);
-    any_right = any_right || outcome == Outcome::kRight;
-    if (outcome == Outcome::kUnusable && may_refuse) {
-      unusable = &chosen.backend;
-    } else {
-      all_right = all_right && outcome == Outcome::kRight;
-    }
+    if (outcome == Outcome::kRight) right.insert(backend);
+    if (outcome == Outcome::kUnusable && !right.contains(backend)) unusable.insert(backend);
+    all_right = all_right && (outcome == Outcome::kRight || (outcome == Outcome::kUnusable && may_refuse));
   }
-  return all_right && any_right ? 0 : 1;
+  return all_right && !right.empty() ? 0 : 1;
 }
 
 }  // namespace tokenyard::cli
