@@ -214,7 +214,7 @@ int run_limits(const EngineChoice& engine, bool json) {
   EngineChoice first = chosen;
   first.devices.resize(1);
   if (!json) {
-    fmt::print("limits{}: buffers of 1 GiB; rates between devices are each way, both ways at once\n\n",
+    fmt::print("limits{}: buffers of at most 1 GiB; rates between devices are each way, both ways at once\n\n",
                describe_devices(chosen));
     fmt::print("{:<18} {:>6} {:>14}\n", "limit", "blocks", "");
   }
