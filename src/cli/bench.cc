@@ -108,8 +108,10 @@ BenchJob job_of(const BenchOptions& options, const Chosen& chosen) {
                .pin = options.pin,
                .engine = chosen.engine};
   // What is asked for is what is measured.
-  if (auto* config = std::get_if<HighThroughputConfig>(&job.config); config != nullptr && chosen.engine.num_sms > 0)
-    config->max_num_sms = chosen.engine.num_sms;
+  if (auto* config = std::get_if<HighThroughputConfig>(&job.config); config != nullptr) {
+    for (const BenchVariant& variant : job.variants)
+      config->max_num_sms = std::max(config->max_num_sms, variant.num_sms);
+  }
   job.shape.num_tokens = chosen.num_tokens;
   const std::string trace = parse_bench_skew(chosen.skew, job.shape);
   if (job.shape.skew == BenchSkew::kTrace) {
