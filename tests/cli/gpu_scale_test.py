@@ -69,6 +69,9 @@ class Scale(unittest.TestCase):
         measured = [(line["backend"], line["num_tokens"]) for line in self.lines if "backend" in line]
         self.assertEqual(measured, [("bad", 8), ("good", 8), ("good", 512), ("stuck", 8)])
 
+    def test_the_first_line_is_about_the_run(self):
+        self.assertEqual((self.lines[0]["run"], self.lines[0]["gpus"]), ("gpu_scale", 2))
+
     def test_what_failed_says_why(self):
         self.assertEqual(self.steps["bench_bad"]["last_words"], ["it is broken"])
         self.assertIn("it is broken", (self.folder / "out/log.txt").read_text())
