@@ -49,7 +49,7 @@ class Scale(unittest.TestCase):
             (cls.folder / name).write_text(text)
             (cls.folder / name).chmod(0o755)
         cls.result = subprocess.run(
-            [sys.executable, SCALE, "--gpus", "2", "--quick", "--limit", "5", "--binaries", cls.folder, "--out",
+            [sys.executable, SCALE, "--gpus", "2", "--quick", "--limit", "4", "--binaries", cls.folder, "--out",
              cls.folder / "out"], capture_output=True, text=True, timeout=60, check=False,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "5,6,7"})
         cls.lines = [json.loads(line) for line in (cls.folder / "out/lines.jsonl").read_text().splitlines()]
