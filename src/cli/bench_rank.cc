@@ -57,7 +57,8 @@ class BenchRank {
         board_(board),
         device_(make_rank_device(job.engine, group.rank())),
         communication_(create_communication(group, params_of(job), job.config, options_of(job, *device_))),
-        experts_(job, group.rank()) {
+        experts_(job, group.rank()),
+        tokens_per_rank_(static_cast<std::size_t>(job.shape.num_ranks), job.shape.num_tokens) {
     make_tensors();
     if (job.rows == BenchRows::kCast) dispatch_options_.cast = DispatchCast::kFp8Block128;
     dispatch_options_.stream = combine_options_.stream = device_->stream();
@@ -90,6 +91,8 @@ class BenchRank {
     // Nothing then waits for counts, which no graph could.
     if (variant.graph && communication_.contract().takes_num_worst_tokens)
       dispatch_options_.num_worst_tokens = job_.shape.num_ranks * job_.shape.num_tokens;
+    if (variant.graph && communication_.contract().takes_num_tokens_per_rank)
+      dispatch_options_.num_tokens_per_rank = tokens_per_rank_;
   }
 
   void capture() {
@@ -163,6 +166,7 @@ class BenchRank {
   std::unique_ptr<RankDevice> device_;
   Communication communication_;
   BenchExperts experts_;
+  std::vector<std::int64_t> tokens_per_rank_;
   std::vector<std::byte> hidden_, output_;
   ExpertMemory expert_memory_;
   std::vector<float> weights_, scales_;

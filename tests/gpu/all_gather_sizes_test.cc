@@ -211,7 +211,9 @@ class AllGatherInGraphs : public AllGatherSizes {
 };
 
 TEST_F(AllGatherInGraphs, RoundsReplayWithNewRowsAndCounts) {
-  run_on_devices(kSmall, kConfig, {}, [&](Communication& communication, DeviceRounds& rounds) {
+  support::run(kSmall.kind, kSmall.num_ranks, [&](const Group& group) {
+    DeviceRounds rounds({});
+    Communication communication = create_communication(group, params_of(kSmall), kConfig, cuda_options(0));
     const int rank = communication.rank();
     cudaStream_t stream = rounds.stream();
     const std::vector<std::int64_t> sizes(3, kTokens);
@@ -238,6 +240,9 @@ TEST_F(AllGatherInGraphs, RoundsReplayWithNewRowsAndCounts) {
     cudaGraphExec_t exec = nullptr;
     check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+    check_cuda(cudaGraphUpload(exec, stream), "cudaGraphUpload");
+    rounds.synchronize();
+    group.barrier();  // making a graph may wait for the device, on which another rank's kernel would wait for this one
     for (int replay = 0; replay < 5; ++replay) {
       host = rows_of(rank, replay);
       check_cuda(cudaMemcpyAsync(rows.data, host.view().data, static_cast<std::size_t>(kTokens) * 128,
@@ -272,8 +277,10 @@ TEST_F(AllGatherInGraphs, RoundsReplayWithNewRowsAndCounts) {
         }
       }
     }
+    group.barrier();
     check_cuda(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
     check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    support::check_ok(communication.destroy(), "destroy");
   });
 }
 
