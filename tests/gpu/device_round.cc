@@ -125,6 +125,16 @@ Status DeviceRounds::outcome(Communication& communication, const Status& status)
   return communication.poll();
 }
 
+template <class Send, class Receive, class Whole>
+Status DeviceRounds::in_parts(
+    std::int64_t begin, std::int64_t end, const Send& send, const Receive& receive, const Whole& whole) {
+  if (!options_.in_halves) return whole();
+  const Status sent = send();
+  if (!sent.ok()) return sent;
+  check_cuda(cudaMemsetAsync(arena_ + begin, 0xFF, static_cast<std::size_t>(end - begin), stream_), "cudaMemsetAsync");
+  return receive();
+}
+
 Status DeviceRounds::dispatch(Communication& communication,
                               const DispatchInput& input,
                               const DispatchOptions& options,
@@ -139,6 +149,7 @@ Status DeviceRounds::dispatch(Communication& communication,
   for (const TensorView& extra : input.extra_payloads)
     extras_.push_back(to_device(extra));
   on_device.extra_payloads = extras_;
+  const std::int64_t sent = used_;
   DispatchOptions with_stream = options;
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
@@ -159,7 +170,12 @@ Status DeviceRounds::dispatch(Communication& communication,
       into.extra_payloads.push_back(bring(extra));
     with_stream.into = &into;
   }
-  const Status status = outcome(communication, communication.dispatch(on_device, with_stream, result));
+  auto* split = communication.get<SplitPhases>();
+  const Status status = outcome(communication,
+                                in_parts(
+                                    0, sent, [&] { return split->dispatch_send(on_device, with_stream, result); },
+                                    [&] { return split->dispatch_receive(with_stream, result); },
+                                    [&] { return communication.dispatch(on_device, with_stream, result); }));
   if (status.code != StatusCode::kOk) return status;
   const auto show = [&](TensorView& view) {
     for (const auto& [host, device] : callers) {
@@ -195,6 +211,7 @@ Status DeviceRounds::combine(Communication& communication,
                              const CombineOptions& options,
                              TensorView& output) {
   CombineInput on_device = input;
+  const std::int64_t before = used_;
   TensorView window;
   if (options_.zero_copy) window = communication.combine_input(handle, input.expert_output.dtype);
   if (window.defined()) {
@@ -208,6 +225,7 @@ Status DeviceRounds::combine(Communication& communication,
   } else {
     on_device.expert_output = to_device(input.expert_output);
   }
+  const std::int64_t sent = used_;
   on_device.topk_weights = to_device(input.topk_weights);
   for (TensorView& bias : on_device.bias)
     bias = to_device(bias);
@@ -215,7 +233,13 @@ Status DeviceRounds::combine(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
-  const Status status = outcome(communication, communication.combine(handle, on_device, with_stream, output_on_device));
+  auto* split = communication.get<SplitPhases>();
+  const Status status =
+      outcome(communication,
+              in_parts(
+                  before, sent, [&] { return split->combine_send(handle, on_device, with_stream); },
+                  [&] { return split->combine_receive(handle, output_on_device); },
+                  [&] { return communication.combine(handle, on_device, with_stream, output_on_device); }));
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
   synchronize();

@@ -29,6 +29,7 @@ class DeviceRounds {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
     int num_sms = 0;
+    bool in_halves = false;  // and what was sent is overwritten between them
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
 
@@ -60,6 +61,9 @@ class DeviceRounds {
   void synchronize() const;
 
  private:
+  // The operation, in one call or in its halves. What lies in the arena from `begin` to `end` was sent by the first.
+  template <class Send, class Receive, class Whole>
+  Status in_parts(std::int64_t begin, std::int64_t end, const Send& send, const Receive& receive, const Whole& whole);
   TensorView mirror(const TensorView& device);
   std::byte* take(std::int64_t bytes);
   Status outcome(Communication& communication, const Status& status) const;
