@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/queued_engine.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
 
@@ -30,10 +31,11 @@ Notice read_notice(const Notice& from) {
 }  // namespace
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window) {
-  if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
+  if (setup.spec.placement == protocol::Placement::kRankMajor) {
+    if (setup.spec.transport == protocol::Transport::kQueue) return std::make_unique<QueuedEngine>(setup, window);
     return std::make_unique<RankMajorEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
+  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows (`one_sided`, `two_sided`) so far",
               setup.rank);
 }
 
