@@ -125,14 +125,50 @@ Status DeviceRounds::outcome(Communication& communication, const Status& status)
   return communication.poll();
 }
 
-template <class Send, class Receive, class Whole>
-Status DeviceRounds::in_parts(
-    std::int64_t begin, std::int64_t end, const Send& send, const Receive& receive, const Whole& whole) {
-  if (!options_.in_halves) return whole();
-  const Status sent = send();
+Status DeviceRounds::run_dispatch(Communication& communication,
+                                  const DispatchInput& input,
+                                  const DispatchOptions& options,
+                                  DispatchResult& result) const {
+  if (!options_.halves) return communication.dispatch(input, options, result);
+  auto* split = communication.get<SplitPhases>();
+  const Status sent = split->dispatch_send(input, options, result);
   if (!sent.ok()) return sent;
-  check_cuda(cudaMemsetAsync(arena_ + begin, 0xFF, static_cast<std::size_t>(end - begin), stream_), "cudaMemsetAsync");
-  return receive();
+  spoil_sent();
+  return split->dispatch_receive(options, result);
+}
+
+Status DeviceRounds::run_combine(Communication& communication,
+                                 Handle& handle,
+                                 const CombineInput& input,
+                                 const CombineOptions& options,
+                                 TensorView& output) const {
+  if (!options_.halves) return communication.combine(handle, input, options, output);
+  auto* split = communication.get<SplitPhases>();
+  const Status sent = split->combine_send(handle, input, options);
+  if (!sent.ok()) return sent;
+  spoil_sent();
+  return split->combine_receive(handle, output);
+}
+
+void DeviceRounds::spoil_sent() const {
+  check_cuda(cudaMemsetAsync(arena_ + sent_begin_, 0xFF, static_cast<std::size_t>(sent_end_ - sent_begin_), stream_),
+             "cudaMemsetAsync");
+}
+
+// Where counts stay on the device.
+void DeviceRounds::bring_counts(const Communication& communication, DispatchResult& result) {
+  RowCounts& counts = result.counts;
+  if (!counts.rows_per_source_on_device.defined()) return synchronize();
+  const TensorView rows = mirror(counts.rows_per_source_on_device);
+  const TensorView tokens = mirror(counts.tokens_per_source_on_device);
+  synchronize();
+  counts.num_rows = 0;
+  for (int source = 0; source < communication.num_ranks(); ++source) {
+    counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
+    counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
+    counts.num_rows += counts.rows_per_source.back();
+  }
+  count_experts(communication, result);
 }
 
 Status DeviceRounds::dispatch(Communication& communication,
@@ -149,7 +185,8 @@ Status DeviceRounds::dispatch(Communication& communication,
   for (const TensorView& extra : input.extra_payloads)
     extras_.push_back(to_device(extra));
   on_device.extra_payloads = extras_;
-  const std::int64_t sent = used_;
+  sent_begin_ = 0;
+  sent_end_ = used_;
   DispatchOptions with_stream = options;
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
@@ -170,12 +207,7 @@ Status DeviceRounds::dispatch(Communication& communication,
       into.extra_payloads.push_back(bring(extra));
     with_stream.into = &into;
   }
-  auto* split = communication.get<SplitPhases>();
-  const Status status = outcome(communication,
-                                in_parts(
-                                    0, sent, [&] { return split->dispatch_send(on_device, with_stream, result); },
-                                    [&] { return split->dispatch_receive(with_stream, result); },
-                                    [&] { return communication.dispatch(on_device, with_stream, result); }));
+  const Status status = outcome(communication, run_dispatch(communication, on_device, with_stream, result));
   if (status.code != StatusCode::kOk) return status;
   const auto show = [&](TensorView& view) {
     for (const auto& [host, device] : callers) {
@@ -192,16 +224,7 @@ Status DeviceRounds::dispatch(Communication& communication,
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);
-  const TensorView rows = mirror(result.counts.rows_per_source_on_device);
-  const TensorView tokens = mirror(result.counts.tokens_per_source_on_device);
-  synchronize();
-  result.counts.num_rows = 0;
-  for (int source = 0; source < communication.num_ranks(); ++source) {
-    result.counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
-    result.counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
-    result.counts.num_rows += result.counts.rows_per_source.back();
-  }
-  count_experts(communication, result);
+  bring_counts(communication, result);
   return status;
 }
 
@@ -211,7 +234,7 @@ Status DeviceRounds::combine(Communication& communication,
                              const CombineOptions& options,
                              TensorView& output) {
   CombineInput on_device = input;
-  const std::int64_t before = used_;
+  sent_begin_ = used_;
   TensorView window;
   if (options_.zero_copy) window = communication.combine_input(handle, input.expert_output.dtype);
   if (window.defined()) {
@@ -225,7 +248,7 @@ Status DeviceRounds::combine(Communication& communication,
   } else {
     on_device.expert_output = to_device(input.expert_output);
   }
-  const std::int64_t sent = used_;
+  sent_end_ = used_;
   on_device.topk_weights = to_device(input.topk_weights);
   for (TensorView& bias : on_device.bias)
     bias = to_device(bias);
@@ -233,13 +256,8 @@ Status DeviceRounds::combine(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
-  auto* split = communication.get<SplitPhases>();
   const Status status =
-      outcome(communication,
-              in_parts(
-                  before, sent, [&] { return split->combine_send(handle, on_device, with_stream); },
-                  [&] { return split->combine_receive(handle, output_on_device); },
-                  [&] { return communication.combine(handle, on_device, with_stream, output_on_device); }));
+      outcome(communication, run_combine(communication, handle, on_device, with_stream, output_on_device));
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
   synchronize();

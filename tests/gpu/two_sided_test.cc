@@ -99,8 +99,8 @@ TEST_P(TwoSidedOnGpu, AnyNumberOfMultiprocessorsGivesTheSameBytes) {
 
 // With what was sent overwritten between the halves.
 TEST_P(TwoSidedOnGpu, HalvesGiveTheSameBytes) {
-  play(GetParam(), {}, {.in_halves = true}, 4);
-  play(GetParam(), {.queue_bytes_per_peer = least_queue_bytes(GetParam())}, {.num_sms = 2, .in_halves = true}, 4);
+  play(GetParam(), {}, {.halves = true}, 4);
+  play(GetParam(), {.queue_bytes_per_peer = least_queue_bytes(GetParam())}, {.halves = true, .num_sms = 2}, 4);
 }
 
 std::string title(const testing::TestParamInfo<Shape>& info) {
@@ -154,8 +154,8 @@ TEST_F(TwoSidedRoundsOnGpu, QuantisedRowsTravelWithTheirScales) {
 
 // Expert output of another dtype is rounded once to that of the params, this rank's own too.
 TEST_F(TwoSidedRoundsOnGpu, ExpertOutputIsCastToTheParamsDtype) {
-  for (const bool in_halves : {false, true}) {
-    run_on_devices(shape_, TwoSidedConfig{}, {.in_halves = in_halves},
+  for (const bool halves : {false, true}) {
+    run_on_devices(shape_, TwoSidedConfig{}, {.halves = halves},
                    [&](Communication& communication, DeviceRounds& rounds) {
                      DispatchResult result;
                      for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {

@@ -33,10 +33,8 @@ __device__ inline void release_section(const Common& common, std::uint32_t epoch
 // By the last block of a combine, for the next one.
 __device__ inline void finish_combine(const CombineTask& task, std::uint32_t epoch) {
   const Common& common = task.common;
-  if (threadIdx.x == 0) {
-    common.board->blocks_done = 0;
-    if (task.sends) common.board->epochs[protocol::kCombinePhase] = epoch;
-  }
+  if (threadIdx.x == 0) common.board->blocks_done = 0;
+  if (task.sends) write_epochs(common, protocol::kCombinePhase, epoch, 0);
   if (!task.receives) return;
   release_section(common, epoch);
   __syncthreads();

@@ -289,9 +289,9 @@ __device__ inline void release_queues(const Common& common, int phase, std::uint
 }
 
 // Counters of a route and its masks, to which dispatches add; by one block.
-__device__ inline void clear_queued_route(const RouteMemory& route, int num_ranks) {
-  clear_route(route, num_ranks);
-  for (int i = static_cast<int>(threadIdx.x); i < num_ranks * route.chunks; i += kThreads)
+__device__ inline void clear_queued_route(const Common& common, const RouteMemory& route) {
+  clear_route(route, common.num_ranks);
+  for (std::int64_t i = threadIdx.x; i < common.num_ranks * common.layout.max_chunks(); i += kThreads)
     route.masks[i] = 0;
 }
 

@@ -288,7 +288,7 @@ __device__ void finish(const QueuedCombineTask& task, std::uint32_t epoch) {
   __syncthreads();
   if (!combine.receives) return;
   release_queues(common, protocol::kCombinePhase, common.board->epochs[protocol::kCombinePhase]);
-  clear_queued_route(combine.route, common.num_ranks);
+  clear_queued_route(common, combine.route);
 }
 
 template <class Wire, class To>

@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kThreads) queued_dispatch(const __grid_constan
 
 __global__ void __launch_bounds__(kThreads)
     queued_clear(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route) {
-  clear_queued_route(route, common.num_ranks);
+  clear_queued_route(common, route);
 }
 
 }  // namespace

@@ -221,7 +221,7 @@ void QueuedEngine::abort_dispatch() {
 
 void QueuedEngine::abort_combine(const Round& round) {
   const DeviceScope scope(device());
-  launch_abort_combine(common(), buffers_of(round).view(), last_stream());
+  launch_abort_combine(common(), buffers_of(round).view(), false, last_stream());
 }
 
 // Words of operations that are forgotten.

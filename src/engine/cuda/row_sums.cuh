@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts of rows to the wire, and the sum of a token's rows, wherever they lie, by the threads of a crew.
+// The sum of a token's rows, wherever they lie, by the threads of a crew.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,6 @@ struct OwnersOfToken {
   const std::byte* rows[kMaxTopK];
   int count;
 };
-
-template <class Wire, class From>
-__device__ void cast_row(std::byte* to, const std::byte* from, std::int64_t n, Crew crew) {
-  for (std::int64_t i = crew.index; i < n; i += crew.count) {
-    const float value = protocol::decode<From>(reinterpret_cast<const typename From::Bits*>(from)[i]);
-    reinterpret_cast<typename Wire::Bits*>(to)[i] = protocol::encode<Wire>(value);
-  }
-}
 
 // One pack of a token's sum: ((+0 + lowest rank) + next rank) + ... + biases, each addition rounded, then one rounding.
 template <class From, class To, int N>
