@@ -73,8 +73,8 @@ __device__ inline std::byte* queue_of(const QueueTask& queue, int phase, int rec
   return queue.windows[receiver] + queue.layout.queue(phase, sender);
 }
 
-// The candidates from `base` on that `goes` names, 32 at a time until there is one; by a warp. Without any left the mask
-// is 0.
+// The candidates from `base` on that `goes` names, 32 at a time until there is one; by a warp. The mask is 0 when none
+// is left.
 template <class Goes>
 __device__ void find_candidates(
     const protocol::QueueChannels& channels, int channel, std::int64_t tokens, SendState& state, const Goes& goes) {

@@ -75,8 +75,8 @@ struct CombineJob {
   }
 
   __device__ void write(int origin, std::int64_t token, std::byte* entry, Crew crew) const {
-    write_expert_row<Wire>(task.combine, entry + protocol::kQueueEntryHeader,
-                           expert_row(task.combine, origin, token), crew);
+    write_expert_row<Wire>(task.combine, entry + protocol::kQueueEntryHeader, expert_row(task.combine, origin, token),
+                           crew);
   }
 };
 
@@ -104,8 +104,7 @@ class Summer {
         shared_(shared) {}
 
   __device__ void run() {
-    for (int channel = static_cast<int>(blockIdx.x); channel < channels_.count;
-         channel += static_cast<int>(gridDim.x))
+    for (int channel = static_cast<int>(blockIdx.x); channel < channels_.count; channel += static_cast<int>(gridDim.x))
       sum_channel(channel);
   }
 
@@ -226,8 +225,7 @@ class Summer {
   __device__ bool row_is_here(int owner, int channel, bool waits) {
     if (shared_.seen[owner] > shared_.taken[owner]) return true;
     if (shared_.seen[owner] == 0 && (!waits || !await_header(owner))) return false;
-    const std::uint64_t* word =
-        filled_of(task_.queue, protocol::kCombinePhase, combine_.common.rank, owner, channel);
+    const std::uint64_t* word = filled_of(task_.queue, protocol::kCombinePhase, combine_.common.rank, owner, channel);
     const auto more = [&] {
       const std::uint64_t filled = load_acquire_system(word);
       if (protocol::stamp_is(filled, epoch_))
@@ -255,9 +253,8 @@ class Summer {
       for (int k = lane_index(); k < shared_.owners[i].count; k += kWarp) {
         const int owner = shared_.ranks[i][k];
         if (!in_queue(owner)) continue;
-        store_release_system(
-            drained_of(task_.queue, protocol::kCombinePhase, combine_.common.rank, owner, channel),
-            protocol::encode_stamp(epoch_, shared_.taken[owner]));
+        store_release_system(drained_of(task_.queue, protocol::kCombinePhase, combine_.common.rank, owner, channel),
+                             protocol::encode_stamp(epoch_, shared_.taken[owner]));
       }
     }
     __syncwarp();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch through bounded queues, in one launch: each block has a team that sends this rank's tokens and one that takes
-// the rows of others out of the queues. Rows land in the receiver's own memory, a space per source as in a window of
-// such spaces; when a channel of a source is complete, the team that received it writes what the result needs besides.
+// Dispatch through bounded queues, in one launch: each block has a team that sends this rank's tokens, and one that
+// takes the rows of others out of the queues. Rows land in the receiver's own memory, a space per source as in a window
+// of such spaces; when a channel of a source is complete, its team writes what the result needs besides.
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/queue_send.cuh"
 
@@ -101,8 +101,8 @@ struct DispatchJob {
   __device__ bool goes(int peer, std::int64_t token) const { return goes_to(task, peer, token); }
 
   __device__ void add_to_header(int peer, const Team& team) const {
-    auto* stats = reinterpret_cast<std::int32_t*>(window_of(task.common, peer) +
-                                                  task.common.layout.stats(task.common.rank));
+    auto* stats =
+        reinterpret_cast<std::int32_t*>(window_of(task.common, peer) + task.common.layout.stats(task.common.rank));
     for (std::int64_t i = team.thread; i < task.num_stats; i += kTeamThreads)
       stats[i] = task.stats[i];
   }
@@ -132,11 +132,8 @@ struct Receiving {
 // The receiving team of a block.
 class Receiver {
  public:
-  __device__ Receiver(const QueuedDispatchTask& task,
-                      std::uint32_t epoch,
-                      std::int64_t tokens,
-                      const Team& team,
-                      Receiving& shared)
+  __device__ Receiver(
+      const QueuedDispatchTask& task, std::uint32_t epoch, std::int64_t tokens, const Team& team, Receiving& shared)
       : task_(task),
         channels_(task.queue.channels),
         batch_(batch_of(channels_)),
@@ -149,8 +146,7 @@ class Receiver {
   // whichever has room.
   __device__ void run() {
     const int ranks = task_.common.num_ranks;
-    for (int item = static_cast<int>(blockIdx.x); item < ranks * channels_.count;
-         item += static_cast<int>(gridDim.x)) {
+    for (int item = static_cast<int>(blockIdx.x); item < ranks * channels_.count; item += static_cast<int>(gridDim.x)) {
       const int source = (task_.common.rank + 1 + item / channels_.count) % ranks;
       const int channel = item % channels_.count;
       const bool own = source == task_.common.rank;
@@ -191,8 +187,7 @@ class Receiver {
 
   // By one thread.
   __device__ void await_entries(int source, int channel, std::uint32_t done) const {
-    const std::uint64_t* word =
-        filled_of(task_.queue, protocol::kDispatchPhase, task_.common.rank, source, channel);
+    const std::uint64_t* word = filled_of(task_.queue, protocol::kDispatchPhase, task_.common.rank, source, channel);
     shared_.available = done;
     shared_.last = false;
     const auto more = [&] {
@@ -214,8 +209,8 @@ class Receiver {
       team_.meet();
       if (shared_.there) {
         state.stage = ItemStage::kOpen;
-        if (channel == 0) land_stats(source, window_of(task_.common, task_.common.rank) +
-                                                 task_.common.layout.stats(source));
+        if (channel == 0)
+          land_stats(source, window_of(task_.common, task_.common.rank) + task_.common.layout.stats(source));
       }
       team_.meet();
     }
@@ -250,9 +245,8 @@ class Receiver {
       done += static_cast<std::uint32_t>(count);
       // All have read the entries: pairs with Sender's look.
       if (team_.leads()) {
-        store_release_system(
-            drained_of(task_.queue, protocol::kDispatchPhase, task_.common.rank, source, channel),
-            protocol::encode_stamp(epoch_, done));
+        store_release_system(drained_of(task_.queue, protocol::kDispatchPhase, task_.common.rank, source, channel),
+                             protocol::encode_stamp(epoch_, done));
       }
     }
   }

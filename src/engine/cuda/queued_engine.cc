@@ -39,8 +39,8 @@ QueuedEngine::QueuedEngine(const Setup& setup, fabric::Window& window) : CudaEng
   make_state();
   const protocol::WindowShape& shape = setup.layout.shape();
   landing_ = make_device_memory(device(), ranks * (setup.layout.payload_bytes() + shape.stats_entries * 4));
-  sums_ = make_device_memory(
-      device(), shape.max_tokens * setup.params.hidden_size * static_cast<std::int64_t>(sizeof(float)));
+  sums_ = make_device_memory(device(),
+                             shape.max_tokens * setup.params.hidden_size * static_cast<std::int64_t>(sizeof(float)));
   load_queued_dispatch();
   load_queued_combine();
 }
@@ -68,8 +68,8 @@ void QueuedEngine::plan(const DispatchRequest& request, Round& round) {
 
 QueueTask QueuedEngine::queue_for(std::int64_t row_bytes) const {
   QueueTask queue = queue_;
-  queue.channels = protocol::QueueChannels::of(
-      queue.layout.queue_bytes(), protocol::queue_entry_bytes(protocol::kQueueEntryHeader + row_bytes));
+  queue.channels = protocol::QueueChannels::of(queue.layout.queue_bytes(),
+                                               protocol::queue_entry_bytes(protocol::kQueueEntryHeader + row_bytes));
   return queue;
 }
 
@@ -194,8 +194,8 @@ Status QueuedEngine::combine_receive(const CombineTarget& target, const Round& r
   task.combine.receives = true;
   std::uint64_t places = add_target(target, task.combine);
   if (!task.own_in_queue) {
-    places |= bits_of(task.combine.from) | bits_of(task.combine.from_row_stride) |
-              bits_of(task.combine.from_block_stride);
+    places |=
+        bits_of(task.combine.from) | bits_of(task.combine.from_row_stride) | bits_of(task.combine.from_block_stride);
   }
   task.combine.vectors = in_vectors(task.combine, places);
   launch_combine_half(task, target.stream, target.num_sms);
