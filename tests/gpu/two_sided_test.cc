@@ -3,59 +3,18 @@
 // queues of the default size, and through such that hold two rows and wrap in every round.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "gpu/device_ranks.h"
+#include "gpu/two_sided_rounds.h"
 #include "support/check.h"
-#include "support/errors.h"
 
 namespace tokenyard::gpu_tests {
 namespace {
 
 using support::RoundPlan;
-using support::Skew;
 using support::World;
 using support::WorldSpec;
-
-// Found by asking: the least that is not refused.
-std::int64_t least_queue_bytes(const Shape& shape) {
-  const auto refused = [&shape](std::int64_t bytes) {
-    try {
-      (void)window_bytes(params_of(shape), TwoSidedConfig{.queue_bytes_per_peer = bytes}, shape.num_ranks);
-    } catch (const Error&) {
-      return true;
-    }
-    return false;
-  };
-  std::int64_t too_small = 1;
-  std::int64_t enough = std::int64_t{1} << 30;
-  while (enough - too_small > 1) {
-    const std::int64_t middle = too_small + (enough - too_small) / 2;
-    (refused(middle) ? too_small : enough) = middle;
-  }
-  return enough;
-}
-
-World world_of(const Shape& shape, int round) {
-  return support::make_world({.params = params_of(shape),
-                              .num_ranks = shape.num_ranks,
-                              .skew = static_cast<Skew>(round % support::kNumSkews),
-                              .id_dtype = round % 2 == 1 ? Dtype::kI64 : Dtype::kI32,
-                              .with_weights = round % 5 != 4,
-                              .eplb_entries = shape.num_experts,
-                              .seed = static_cast<std::uint64_t>(round) + 11});
-}
-
-RoundPlan plan_of(const Shape& shape, int round) {
-  return {.seed = static_cast<std::uint64_t>(round) + 5,
-          .expert_dtype = shape.dtype,
-          .output_dtype = round % 2 == 1 ? Dtype::kF32 : shape.dtype,
-          .strided = round % 3 == 1,
-          .caller_tensors = round % 4 == 2,
-          .flat_expert_output = round % 5 == 3};
-}
 
 void play(const Shape& shape, const TwoSidedConfig& config, const DeviceRounds::Options& options, int num_rounds) {
   run_on_devices(shape, config, options, [&](Communication& communication, DeviceRounds& rounds) {
@@ -68,14 +27,6 @@ void play(const Shape& shape, const TwoSidedConfig& config, const DeviceRounds::
 // The reference takes long for many tokens.
 int num_rounds_of(const Shape& shape) {
   return shape.max_tokens > 500 ? 3 : 2 * support::kNumSkews;
-}
-
-// For communications that the body makes itself, on device 0.
-void run_on_device(int num_ranks, const std::function<void(const Group&, DeviceRounds&)>& body) {
-  support::run(support::RankKind::kThreads, num_ranks, [&](const Group& group) {
-    DeviceRounds rounds({.device = 0});
-    body(group, rounds);
-  });
 }
 
 class TwoSidedOnGpu : public testing::TestWithParam<Shape> {
@@ -132,13 +83,14 @@ class TwoSidedRoundsOnGpu : public testing::Test {
  protected:
   void SetUp() override { TOKENYARD_NEEDS_DEVICES_OF(shape_); }
 
-  const Shape shape_{.num_ranks = 3, .hidden_size = 256, .top_k = 4, .num_experts = 24, .max_tokens = 70};
+  const Shape shape_ = kQueuedShape;
 };
 
 TEST_F(TwoSidedRoundsOnGpu, QuantisedRowsTravelWithTheirScales) {
   for (const DispatchFormat format :
        {DispatchFormat::kFp8PerTensor, DispatchFormat::kFp8Block128, DispatchFormat::kMxfp8, DispatchFormat::kNvfp4}) {
-    run_on_device(shape_.num_ranks, [&](const Group& group, DeviceRounds& rounds) {
+    support::run_ranks(shape_.num_ranks, [&](const Group& group) {
+      DeviceRounds rounds({});
       WorldSpec spec = world_of(shape_, 1).spec;
       spec.params.dispatch_format = format;
       Communication communication = create_communication(group, spec.params, TwoSidedConfig{}, cuda_options(0));
@@ -179,78 +131,10 @@ TEST_F(TwoSidedRoundsOnGpu, RuntimeMaxTokensSetTheRowsOfABlock) {
   });
 }
 
-TEST_F(TwoSidedRoundsOnGpu, RanksThatDifferInTheRowsOfABlockAllHearOfIt) {
-  run_on_devices(shape_, TwoSidedConfig{.queue_bytes_per_peer = least_queue_bytes(shape_)}, {},
-                 [&](Communication& communication, DeviceRounds& rounds) {
-                   DispatchResult result;
-                   const World world = world_of(shape_, 0);
-                   const int rank = communication.rank();
-                   for (int odd = 0; odd < shape_.num_ranks; ++odd) {
-                     DispatchOptions options;
-                     options.runtime_max_tokens_per_rank = rank == odd ? 70 : 68;
-                     WorldSpec spec = world.spec;
-                     spec.num_tokens = {68, 68, 68};
-                     const support::RankTensors sent(support::make_world(spec), rank, false);
-                     support::check_throws(ErrorCode::kMismatch, {"rank"}, [&] {
-                       (void)rounds.dispatch(communication, sent.input(), options, result);
-                     });
-                     result.handle = Handle();
-                     play_round(communication, world, rounds.through_device(plan_of(shape_, odd)), result);
-                   }
-                 });
-}
-
-// A rank whose arguments make no sense throws, its peers are told, and the next round works.
-TEST_F(TwoSidedRoundsOnGpu, ARankThatGivesUpTellsItsPeers) {
-  run_on_devices(shape_, TwoSidedConfig{.queue_bytes_per_peer = least_queue_bytes(shape_)}, {},
-                 [&](Communication& communication, DeviceRounds& rounds) {
-                   DispatchResult result;
-                   const World world = world_of(shape_, 0);
-                   const int rank = communication.rank();
-                   for (int wrong = 0; wrong < shape_.num_ranks; ++wrong) {
-                     const support::RankTensors tensors(world, rank, false);
-                     DispatchInput input = tensors.input();
-                     if (rank == wrong) {
-                       std::vector<std::int32_t> statistics(3, 1);
-                       input.eplb_local_stats = {statistics.data(), Dtype::kI32, {3}};
-                       support::check_throws(ErrorCode::kInvalidArgument, {"eplb_local_stats"},
-                                             [&] { (void)rounds.dispatch(communication, input, {}, result); });
-                     } else {
-                       support::check_fault(rounds.dispatch(communication, input, {}, result), StatusCode::kAborted,
-                                            wrong, Phase::kDispatch);
-                     }
-                     result.handle = Handle();
-                     play_round(communication, world, rounds.through_device(plan_of(shape_, wrong)), result);
-                   }
-                 });
-}
-
-// One handle dies between the halves of its dispatch, whose queues are full; the next round works.
-TEST_F(TwoSidedRoundsOnGpu, PeersOfAHandleThatDiesDropItsRows) {
-  run_on_devices(shape_, TwoSidedConfig{.queue_bytes_per_peer = least_queue_bytes(shape_)}, {},
-                 [&](Communication& communication, DeviceRounds& rounds) {
-                   const World world = world_of(shape_, 0);
-                   const support::RankTensors tensors(world, communication.rank(), false);
-                   DispatchOptions options;
-                   options.stream.native = rounds.stream();
-                   DispatchResult result;
-                   for (int dead = 0; dead < shape_.num_ranks; ++dead) {
-                     DispatchInput input;
-                     input.hidden_states = rounds.to_device(tensors.input().hidden_states);
-                     input.topk_ids = rounds.to_device(tensors.input().topk_ids);
-                     auto* split = communication.get<SplitPhases>();
-                     support::check(split->dispatch_send(input, options, result).ok(), "dispatch_send");
-                     if (communication.rank() != dead)
-                       support::check(split->dispatch_receive(options, result).ok(), "dispatch_receive");
-                     result.handle = Handle();
-                     play_round(communication, world, rounds.through_device(plan_of(shape_, dead)), result);
-                   }
-                 });
-}
-
 // Here each communication has queues of its own, so nobody takes turns.
 TEST_F(TwoSidedRoundsOnGpu, CommunicationsOfOneGroupAreIndependent) {
-  run_on_device(shape_.num_ranks, [&](const Group& group, DeviceRounds& rounds) {
+  support::run_ranks(shape_.num_ranks, [&](const Group& group) {
+    DeviceRounds rounds({});
     const auto make = [&] { return create_communication(group, params_of(shape_), TwoSidedConfig{}, cuda_options(0)); };
     Communication first = make();
     Communication second = make();
@@ -272,6 +156,110 @@ TEST_F(TwoSidedRoundsOnGpu, CommunicationsOfOneGroupAreIndependent) {
     play_round(first, world, rounds.through_device(plan_of(shape_, 4)), result);
     support::check_ok(second.destroy(), "destroy");
     support::check_ok(first.destroy(), "destroy");
+  });
+}
+
+// Grids are free per rank and call: channels follow from the params alone.
+TEST_F(TwoSidedRoundsOnGpu, RanksMayUseDifferentNumbersOfMultiprocessors) {
+  support::run_ranks(shape_.num_ranks, [&](const Group& group) {
+    DeviceRounds rounds({});
+    DeviceRounds few({.num_sms = 1 + group.rank()});
+    Communication communication =
+        create_communication(group, params_of(shape_), TwoSidedConfig{.queue_bytes_per_peer = 20'000}, cuda_options(0));
+    DispatchResult result;
+    for (int round = 0; round < 12; ++round) {
+      DeviceRounds& now = (round + group.rank()) % 2 == 0 ? few : rounds;
+      play_round(communication, world_of(shape_, round), now.through_device(plan_of(shape_, round)), result);
+    }
+    support::check_ok(communication.destroy(), "destroy");
+  });
+}
+
+// A captured round: what crosses is what lies in the input when the graph runs.
+class CapturedRound {
+ public:
+  CapturedRound(Communication& communication, const DispatchInput& input, TensorView output, cudaStream_t stream)
+      : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    run(communication, input, output, stream);
+    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&runnable_, graph, 0), "cudaGraphInstantiate");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    check_cuda(cudaGraphUpload(runnable_, stream), "cudaGraphUpload");
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  }
+
+  ~CapturedRound() { static_cast<void>(cudaGraphExecDestroy(runnable_)); }
+
+  CapturedRound(const CapturedRound&) = delete;
+  CapturedRound& operator=(const CapturedRound&) = delete;
+  CapturedRound(CapturedRound&&) = delete;
+  CapturedRound& operator=(CapturedRound&&) = delete;
+
+  void launch() const { check_cuda(cudaGraphLaunch(runnable_, stream_), "cudaGraphLaunch"); }
+
+  // The received rows are what the experts give.
+  static void run(Communication& communication, const DispatchInput& input, TensorView output, cudaStream_t stream) {
+    DispatchOptions dispatch;
+    dispatch.stream.native = stream;
+    CombineOptions combine;
+    combine.stream.native = stream;
+    DispatchResult result;
+    support::check(communication.dispatch(input, dispatch, result).ok(), "dispatch");
+    CombineInput rows;
+    rows.expert_output = result.hidden_states;
+    support::check(communication.combine(result.handle, rows, combine, output).ok(), "combine");
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t runnable_ = nullptr;
+};
+
+// Of tensors without gaps.
+void overwrite(const TensorView& device, const TensorView& host, cudaStream_t stream) {
+  check_cuda(cudaMemcpyAsync(device.data, host.data, static_cast<std::size_t>(host.num_rows() * host.row_bytes()),
+                             cudaMemcpyHostToDevice, stream),
+             "cudaMemcpyAsync");
+}
+
+TEST_F(TwoSidedRoundsOnGpu, GraphsReplayRounds) {
+  support::run_ranks(shape_.num_ranks, [&](const Group& group) {
+    DeviceRounds rounds({});
+    Communication communication = create_communication(
+        group, params_of(shape_), TwoSidedConfig{.queue_bytes_per_peer = least_queue_bytes(shape_)}, cuda_options(0));
+    WorldSpec spec = world_of(shape_, 0).spec;
+    spec.num_tokens = {70, 41, 9};
+    const support::RankTensors first(support::make_world(spec), group.rank(), false);
+    DispatchInput input;
+    input.hidden_states = rounds.to_device(first.input().hidden_states);
+    input.topk_ids = rounds.to_device(first.input().topk_ids);
+    support::Tensor host(Dtype::kBf16, {first.num_tokens(), shape_.hidden_size});
+    const TensorView replayed = rounds.to_device(host.view());
+    const TensorView eager = rounds.to_device(host.view());
+    const CapturedRound graph(communication, input, replayed, rounds.stream());
+    group.barrier();
+    const auto bytes_of = [&](const TensorView& output) {
+      rounds.to_host(host.view(), output);
+      rounds.synchronize();
+      const auto* data = host.view().as<std::byte>();
+      return std::vector<std::byte>(data, data + host.view().num_rows() * host.view().row_bytes());
+    };
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+      spec.seed = seed;
+      const support::RankTensors now(support::make_world(spec), group.rank(), false);
+      overwrite(input.hidden_states, now.input().hidden_states, rounds.stream());
+      overwrite(input.topk_ids, now.input().topk_ids, rounds.stream());
+      graph.launch();
+      if (seed % 2 == 0) graph.launch();
+      const std::vector<std::byte> by_graph = bytes_of(replayed);
+      support::check_ok(communication.poll(), "poll");
+      CapturedRound::run(communication, input, eager, rounds.stream());
+      support::check(by_graph == bytes_of(eager), "a replayed round gives other bytes");
+      support::check_ok(communication.poll(), "poll");
+    }
+    support::check_ok(communication.destroy(), "destroy");
   });
 }
 

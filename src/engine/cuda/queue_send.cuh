@@ -43,6 +43,24 @@ struct Team {
   __device__ void meet() const { wait_at(barrier, kTeamThreads); }
 };
 
+// As copy_row. A row is a few accesses for each thread of a team: all of them load before the first stores.
+__device__ inline void copy_row_at_once(std::byte* to, const std::byte* from, std::int64_t bytes, int unit, Crew crew) {
+  if (unit != sizeof(uint4)) return copy_row(to, from, bytes, unit, crew);
+  constexpr int kAtOnce = 4;
+  const auto n = static_cast<int>(bytes / static_cast<std::int64_t>(sizeof(uint4)));
+  for (int first = crew.index; first < n; first += kAtOnce * crew.count) {
+    uint4 values[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (first + k * crew.count < n) values[k] = reinterpret_cast<const uint4*>(from)[first + k * crew.count];
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (first + k * crew.count < n) reinterpret_cast<uint4*>(to)[first + k * crew.count] = values[k];
+    }
+  }
+}
+
 // Calls move(index, crew) for entries [0, count).
 template <class Move>
 __device__ void move_entries(const Team& team, int count, std::int64_t entry_bytes, const Move& move) {

@@ -19,7 +19,7 @@ __device__ const std::byte* expert_row(const CombineTask& task, int origin, std:
 
 template <class Wire>
 __device__ void write_expert_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
-  if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);
+  if (task.from_dtype == task.rows_dtype) return copy_row_at_once(to, from, task.row_bytes, task.unit, crew);
   switch (task.from_dtype) {
     case Dtype::kBf16:
       return cast_row<Wire, protocol::Bf16>(to, from, task.hidden, crew);

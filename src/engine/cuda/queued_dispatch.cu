@@ -58,7 +58,7 @@ template <class Place>
 __device__ void write_token(const QueuedDispatchTask& task, std::int64_t token, Crew crew, const Place& place) {
   for (int i = 0; i < task.num_lanes; ++i) {
     const QueuedLane& at = task.lanes[static_cast<unsigned>(i)];
-    copy_row(place(at), at.lane.from + token * at.lane.from_stride, at.lane.row_bytes, at.lane.unit, crew);
+    copy_row_at_once(place(at), at.lane.from + token * at.lane.from_stride, at.lane.row_bytes, at.lane.unit, crew);
   }
   auto* ids = reinterpret_cast<std::int32_t*>(place(task.lanes[static_cast<unsigned>(task.num_lanes)]));
   for (int slot = crew.index; slot < task.ids.top_k; slot += crew.count) {
@@ -91,9 +91,9 @@ struct DispatchJob {
 
   __device__ bool given_up() const { return load_relaxed_device(task.route.state + kRouteAborted) != 0; }
 
+  // Who released an operation has read its header too.
   __device__ bool may_open(int /*peer*/, std::uint64_t progress) const {
-    return protocol::reached(protocol::rows_released(progress), now - 1) &&
-           protocol::reached(protocol::headers_read(progress), now - protocol::kHeaderSlots);
+    return protocol::reached(protocol::rows_released(progress), now - 1);
   }
 
   __device__ std::int64_t num_tokens(int /*peer*/) const { return tokens; }
@@ -255,7 +255,8 @@ class Receiver {
     const std::int64_t token = *reinterpret_cast<const std::int64_t*>(entry);
     for (int i = 0; i <= task_.num_lanes; ++i) {
       const QueuedLane& at = task_.lanes[static_cast<unsigned>(i)];
-      copy_row(landed(task_, at.lane, source, token), entry + at.entry_offset, at.lane.row_bytes, at.lane.unit, crew);
+      copy_row_at_once(landed(task_, at.lane, source, token), entry + at.entry_offset, at.lane.row_bytes, at.lane.unit,
+                       crew);
     }
   }
 
@@ -396,6 +397,30 @@ __global__ void __launch_bounds__(kThreads) queued_dispatch(const __grid_constan
   if (last_block(&common.board->blocks_done)) finish(task, epoch);
 }
 
+// Not for the peers' signs, as abort_dispatch waits: an older operation of this rank may be between its halves, and
+// theirs come only after it. A header's slot is free when the peer has taken all rows of the operation before the last.
+__global__ void __launch_bounds__(kThreads) queued_abort(const __grid_constant__ Common common) {
+  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&common.board->failed))) != 0) return;
+  Board& board = *common.board;
+  const std::uint32_t before = board.epochs[protocol::kDispatchPhase];
+  const std::uint32_t epoch = before + 1;
+  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
+    const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
+    const auto is_free = [&] {
+      return protocol::reached(protocol::rows_released(load_acquire_system(word)), epoch - protocol::kHeaderSlots);
+    };
+    if (peer == common.rank || !wait_until(common, {peer, Phase::kDispatch, epoch}, is_free)) continue;
+    protocol::HeaderLine* header = header_of(common, peer, protocol::kDispatchPhase, epoch, common.rank);
+    header->status = protocol::HeaderStatus::kAborted;
+    store_release_system(&header->stamp, protocol::encode_stamp(epoch, 0));  // pairs with await_header
+  }
+  const std::uint32_t released = board.rows_released == before ? epoch : board.rows_released;
+  __syncthreads();
+  if (threadIdx.x == 0) board.epochs[protocol::kDispatchPhase] = epoch;
+  __syncthreads();
+  release_views(common, released);
+}
+
 __global__ void __launch_bounds__(kThreads)
     queued_clear(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route) {
   clear_queued_route(common, route);
@@ -406,7 +431,8 @@ __global__ void __launch_bounds__(kThreads)
 void load_queued_dispatch() {
   cudaFuncAttributes attributes{};
   for (const void* kernel :
-       {reinterpret_cast<const void*>(queued_dispatch), reinterpret_cast<const void*>(queued_clear)}) {
+       {reinterpret_cast<const void*>(queued_dispatch), reinterpret_cast<const void*>(queued_abort),
+        reinterpret_cast<const void*>(queued_clear)}) {
     check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
   }
 }
@@ -414,6 +440,11 @@ void load_queued_dispatch() {
 void launch_queued_dispatch(const QueuedDispatchTask& task, int blocks, cudaStream_t stream) {
   queued_dispatch<<<blocks, kThreads, 0, stream>>>(task);
   check(cudaGetLastError(), "launching a dispatch");
+}
+
+void launch_queued_abort(const Common& common, cudaStream_t stream) {
+  queued_abort<<<1, kThreads, 0, stream>>>(common);
+  check(cudaGetLastError(), "launching the end of a dispatch");
 }
 
 void launch_queued_clear(const Common& common, const RouteMemory& route, cudaStream_t stream) {

@@ -216,7 +216,7 @@ void QueuedEngine::release_combine(const Round& /*round*/) {
 
 void QueuedEngine::abort_dispatch() {
   const DeviceScope scope(device());
-  launch_abort_dispatch(common(), {}, last_stream());
+  launch_queued_abort(common(), last_stream());
 }
 
 void QueuedEngine::abort_combine(const Round& round) {

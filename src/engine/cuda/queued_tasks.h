@@ -85,6 +85,8 @@ struct QueuedCombineTask {
 
 void load_queued_dispatch();
 void launch_queued_dispatch(const QueuedDispatchTask& task, int blocks, cudaStream_t stream);
+// A dispatch that this rank gives up: it uses up the epoch and tells every peer.
+void launch_queued_abort(const Common& common, cudaStream_t stream);
 // Makes a route as new, after a round that no combine ended.
 void launch_queued_clear(const Common& common, const RouteMemory& route, cudaStream_t stream);
 void load_queued_combine();
