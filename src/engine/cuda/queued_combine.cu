@@ -18,19 +18,6 @@ __device__ const std::byte* expert_row(const CombineTask& task, int origin, std:
 }
 
 template <class Wire>
-__device__ void write_expert_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
-  if (task.from_dtype == task.rows_dtype) return copy_row_at_once(to, from, task.row_bytes, task.unit, crew);
-  switch (task.from_dtype) {
-    case Dtype::kBf16:
-      return cast_row<Wire, protocol::Bf16>(to, from, task.hidden, crew);
-    case Dtype::kF16:
-      return cast_row<Wire, protocol::F16>(to, from, task.hidden, crew);
-    default:
-      return cast_row<Wire, protocol::F32>(to, from, task.hidden, crew);
-  }
-}
-
-template <class Wire>
 struct CombineJob {
   static constexpr int kPhase = protocol::kCombinePhase;
   static constexpr Phase kWaitPhase = Phase::kCombine;
@@ -75,8 +62,12 @@ struct CombineJob {
   }
 
   __device__ void write(int origin, std::int64_t token, std::byte* entry, Crew crew) const {
-    write_expert_row<Wire>(task.combine, entry + protocol::kQueueEntryHeader, expert_row(task.combine, origin, token),
-                           crew);
+    const CombineTask& combine = task.combine;
+    const std::byte* from = expert_row(combine, origin, token);
+    std::byte* to = entry + protocol::kQueueEntryHeader;
+    if (combine.from_dtype == combine.rows_dtype)
+      return copy_row_at_once(to, from, combine.row_bytes, combine.unit, crew);
+    cast_row_of<Wire>(combine.from_dtype, to, from, combine.hidden, crew);
   }
 };
 

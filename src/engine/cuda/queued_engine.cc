@@ -28,9 +28,9 @@ RouteBuffers& buffers_of(const Round& round) {
 QueuedEngine::QueuedEngine(const Setup& setup, fabric::Window& window) : CudaEngine(setup, window) {
   const DeviceScope scope(device());
   const std::int64_t ranks = setup.num_ranks;
-  std::vector<std::byte*> pointers;
+  std::vector<std::byte*> pointers(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < setup.num_ranks; ++rank)
-    pointers.push_back(setup.queues->window().peer(rank));
+    pointers[static_cast<std::size_t>(rank)] = setup.queues->window().peer(rank);
   queue_windows_ = make_device_memory(device(), ranks * static_cast<std::int64_t>(sizeof(std::byte*)));
   check(cudaMemcpy(queue_windows_.get(), pointers.data(), pointers.size() * sizeof(std::byte*), cudaMemcpyHostToDevice),
         "cudaMemcpy");
