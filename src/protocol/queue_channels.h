@@ -11,11 +11,13 @@
 
 #include "protocol/host_device.h"
 #include "protocol/layout.h"
+#include "protocol/queue_layout.h"
 #include "protocol/stamp.h"
 
 namespace tokenyard::protocol {
 
-inline constexpr int kMaxQueueChannels = kLineBytes / static_cast<int>(sizeof(std::uint64_t));
+inline constexpr int kChannelsOfLine = kLineBytes / static_cast<int>(sizeof(std::uint64_t));
+inline constexpr int kMaxQueueChannels = kMaxWordLines * kChannelsOfLine;
 inline constexpr std::int64_t kLeastChannelEntries = 2;  // one is filled while another is drained
 
 struct QueueChannels {
@@ -26,7 +28,7 @@ struct QueueChannels {
   // The queue holds an entry at least.
   TOKENYARD_HD static constexpr QueueChannels of(std::int64_t queue_bytes, std::int64_t entry_bytes) {
     const std::int64_t all = queue_bytes / entry_bytes;
-    int count = kMaxQueueChannels;
+    int count = word_lines(queue_bytes) * kChannelsOfLine;
     while (count > 1 && all / count < kLeastChannelEntries)
       count /= 2;
     return {entry_bytes, all / count, count};

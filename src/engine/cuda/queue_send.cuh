@@ -39,6 +39,9 @@ struct Team {
 
   __device__ bool leads() const { return thread == 0; }
 
+  // Of another warp, which releases what was done while the leader looks for what comes next.
+  __device__ bool tells() const { return thread == kTeamThreads - kWarp; }
+
   // Of all its threads: what they did before is seen by all after.
   __device__ void meet() const { wait_at(barrier, kTeamThreads); }
 };
@@ -153,14 +156,24 @@ class Sender {
     while (true) {
       if (team_.warp() == 0) choose();
       team_.meet();
-      if (shared_.item < 0) return;
+      const Told told{shared_.item, shared_.number + static_cast<std::uint32_t>(shared_.count), shared_.opens,
+                      shared_.tells, shared_.last};
+      if (told.item < 0) return;
       send();
       team_.meet();
-      if (team_.leads()) tell();
+      if (team_.tells()) tell(told);
     }
   }
 
  private:
+  struct Told {
+    int item;
+    std::uint32_t sent;
+    bool opens;
+    bool tells;
+    bool last;
+  };
+
   struct Found {
     int item = -1;
     int room = 0;
@@ -190,29 +203,34 @@ class Sender {
       SendState& item = state(i);
       if (item.stage == ItemStage::kDone) continue;
       const int peer = peer_of(i);
-      const std::uint64_t progress =
-          load_acquire_system(progress_of(job_.common(), job_.common().rank, Job::kPhase, peer));
       const bool opens = item.stage == ItemStage::kNew;
-      if (protocol::reached(protocol::rows_released(progress), job_.epoch()) || (opens && !job_.has_rows(peer)) ||
-          (given_up && (!opens || channel_of(i) != 0))) {
+      if ((opens && !job_.has_rows(peer)) || (given_up && (!opens || channel_of(i) != 0))) {
         item.stage = ItemStage::kDone;
         continue;
       }
-      waits = true;
-      awaited.peer = peer;
-      std::int64_t room = channels_.entries;
-      if (!opens) {
-        const std::uint64_t word =
-            load_acquire_system(drained_of(job_.queue(), Job::kPhase, peer, job_.common().rank, channel_of(i)));
-        room -= item.sent - (protocol::stamp_is(word, job_.epoch()) ? protocol::stamp_rows(word) : 0U);
-      } else if (!job_.may_open(peer, progress)) {
-        continue;
+      const std::int64_t room = opens ? channels_.entries : room_of(i, peer, item);
+      if (opens || room <= 0) {
+        const std::uint64_t progress =
+            load_acquire_system(progress_of(job_.common(), job_.common().rank, Job::kPhase, peer));
+        if (protocol::reached(protocol::rows_released(progress), job_.epoch())) {
+          item.stage = ItemStage::kDone;
+          continue;
+        }
+        waits = true;
+        awaited.peer = peer;
+        if (!opens || !job_.may_open(peer, progress)) continue;
       }
-      if (room <= 0) continue;
       found = {i, static_cast<int>(min(room, std::int64_t{batch_of(channels_)})), opens};
       return true;
     }
     return !waits;
+  }
+
+  __device__ std::int64_t room_of(int i, int peer, const SendState& item) const {
+    const std::uint64_t word =
+        load_acquire_system(drained_of(job_.queue(), Job::kPhase, peer, job_.common().rank, channel_of(i)));
+    const std::uint32_t drained = protocol::stamp_is(word, job_.epoch()) ? protocol::stamp_rows(word) : 0;
+    return channels_.entries - static_cast<std::int64_t>(item.sent - drained);
   }
 
   // By the first warp.
@@ -268,14 +286,13 @@ class Sender {
   }
 
   // The filled word releases the entries (pairs with the receiver's wait for it).
-  __device__ void tell() const {
-    const int peer = peer_of(shared_.item);
-    const int channel = channel_of(shared_.item);
-    if (shared_.opens && channel == 0) job_.write_header(peer);
-    if (!shared_.tells) return;
-    const std::uint32_t sent = shared_.number + static_cast<std::uint32_t>(shared_.count);
+  __device__ void tell(const Told& told) const {
+    const int peer = peer_of(told.item);
+    const int channel = channel_of(told.item);
+    if (told.opens && channel == 0) job_.write_header(peer);
+    if (!told.tells) return;
     store_release_system(filled_of(job_.queue(), Job::kPhase, peer, job_.common().rank, channel),
-                         protocol::encode_filled(job_.epoch(), sent, shared_.last));
+                         protocol::encode_filled(job_.epoch(), told.sent, told.last));
   }
 
   const Job& job_;
@@ -298,10 +315,16 @@ __device__ inline void count_sent(const QueueTask& queue, const Team& team) {
   if (team.leads()) static_cast<void>(add_acq_rel_device(&queue.board->blocks_sent, 1));
 }
 
-// By the last block of an operation, after all else, to every rank: this one needs no more of the operation, and the
-// rings may be filled anew (pairs with Sender's look).
-__device__ inline void release_queues(const Common& common, int phase, std::uint32_t epoch) {
-  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
+// By the receiving team, when it takes no more rows; the last one tells every rank that this one needs no more of the
+// operation, and that the rings may be filled anew (pairs with Sender's look). Not only when all is sent: the peers
+// that this rank still sends to may wait for it in their turn, after a combine that was given up.
+__device__ inline void release_queues(
+    const Common& common, const QueueTask& queue, const Team& team, int phase, std::uint32_t epoch) {
+  __shared__ bool last;
+  team.meet();
+  if (team.leads()) last = add_acq_rel_device(&queue.board->blocks_received, 1) == gridDim.x - 1;
+  team.meet();
+  for (int peer = team.thread; last && peer < common.num_ranks; peer += kTeamThreads) {
     store_release_system(progress_of(common, peer, phase, common.rank), protocol::encode_progress(epoch, epoch));
   }
 }

@@ -266,7 +266,7 @@ __device__ void finish(const QueuedCombineTask& task, std::uint32_t epoch) {
   const Common& common = combine.common;
   if (threadIdx.x == 0) {
     common.board->blocks_done = 0;
-    task.queue.board->blocks_sent = 0;
+    task.queue.board->blocks_sent = task.queue.board->blocks_received = 0;
     if (combine.sends) common.board->epochs[protocol::kCombinePhase] = epoch;
     if (combine.sends) task.queue.board->epochs[protocol::kCombinePhase] = epoch;
   }
@@ -274,9 +274,7 @@ __device__ void finish(const QueuedCombineTask& task, std::uint32_t epoch) {
     if (combine.route.rows_received[origin] > 0) common.owed[origin] = epoch;
   }
   __syncthreads();
-  if (!combine.receives) return;
-  release_queues(common, protocol::kCombinePhase, common.board->epochs[protocol::kCombinePhase]);
-  clear_queued_route(common, combine.route);
+  if (combine.receives) clear_queued_route(common, combine.route);
 }
 
 template <class Wire, class To>
@@ -293,6 +291,7 @@ __global__ void __launch_bounds__(kThreads) queued_combine(const __grid_constant
   const Team team = Team::of_thread();
   if (!aborted && team.barrier == kReceivingBarrier) {
     Summer<Wire, To>(task, epoch, team, summing).run();
+    if (combine.receives) release_queues(common, task.queue, team, protocol::kCombinePhase, epoch);
   } else if (!aborted && combine.sends) {
     const CombineJob<Wire> job{task, epoch};
     Sender(job, team, sending).run();

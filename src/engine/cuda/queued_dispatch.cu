@@ -356,21 +356,16 @@ class Receiver {
   Receiving& shared_;
 };
 
-// By the last block of the operation, for the next one. Operations that this rank gave up since it sent this one have
-// no rows.
+// By the last block of the operation, for the next one.
 __device__ void finish(const QueuedDispatchTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  Board& board = *common.board;
-  if (threadIdx.x == 0) {
-    board.blocks_done = 0;
-    task.queue.board->blocks_sent = 0;
-    if (task.sends) board.epochs[protocol::kDispatchPhase] = epoch;
-    if (task.sends) task.queue.board->epochs[protocol::kDispatchPhase] = epoch;
-    if (task.receives) board.rows_released = board.epochs[protocol::kDispatchPhase];
-    common.host->invalid_ids = board.invalid_ids;
-  }
-  __syncthreads();
-  if (task.receives) release_queues(common, protocol::kDispatchPhase, board.rows_released);
+  if (threadIdx.x != 0) return;
+  Board& board = *task.common.board;
+  board.blocks_done = 0;
+  task.queue.board->blocks_sent = task.queue.board->blocks_received = 0;
+  if (task.sends) board.epochs[protocol::kDispatchPhase] = epoch;
+  if (task.sends) task.queue.board->epochs[protocol::kDispatchPhase] = epoch;
+  if (task.receives) board.rows_released = board.epochs[protocol::kDispatchPhase];
+  task.common.host->invalid_ids = board.invalid_ids;
 }
 
 __global__ void __launch_bounds__(kThreads) queued_dispatch(const __grid_constant__ QueuedDispatchTask task) {
@@ -389,6 +384,9 @@ __global__ void __launch_bounds__(kThreads) queued_dispatch(const __grid_constan
   const Team team = Team::of_thread();
   if (team.barrier == kReceivingBarrier) {
     Receiver(task, epoch, tokens, team, receiving).run();
+    // Operations that this rank gave up since it sent this one have no rows.
+    const std::uint32_t released = task.sends ? epoch : common.board->epochs[protocol::kDispatchPhase];
+    if (task.receives) release_queues(common, task.queue, team, protocol::kDispatchPhase, released);
   } else if (task.sends) {
     const DispatchJob job{task, epoch, tokens};
     Sender(job, team, sending).run();

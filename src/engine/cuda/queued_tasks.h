@@ -31,10 +31,11 @@ struct ReceiveState {
   ItemStage stage = ItemStage::kNew;
 };
 
-// The last operation of each phase that was sent, and how many blocks have sent all that they have to.
+// The last operation of each phase that was sent, and how many blocks have sent, or received, all that they have to.
 struct QueueBoard {
   std::array<std::uint32_t, protocol::kNumQueuePhases> epochs{};
   std::uint32_t blocks_sent = 0;
+  std::uint32_t blocks_received = 0;
 };
 
 struct QueueTask {
