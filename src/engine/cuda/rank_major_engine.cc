@@ -82,8 +82,10 @@ DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, cons
 bool RankMajorEngine::is_small(const DispatchRequest& request) const {
   const auto given = [](const PayloadRows& payload) { return payload.row_bytes > 0; };
   const auto payloads = std::ranges::count_if(request.payloads, given);
+  const MoeParams& params = setup().params;
   return request.tokens_per_rank > 0 && request.tokens_per_rank <= small_.tokens && request.stats.empty() &&
-         payloads <= kSmallLanes;
+         payloads <= 1 + kSmallLanes && params.top_k <= kSmallTopK &&
+         params.num_experts < protocol::OwnerRule::kMostExperts;
 }
 
 void RankMajorEngine::add_small_lane(const DispatchRequest& request,
@@ -101,10 +103,11 @@ void RankMajorEngine::add_small_lane(const DispatchRequest& request,
   lane.to_block_stride = own ? setup().layout.payload_bytes() : output.block_stride;
   lane.to_row_stride = own ? plane.stride : output.row_stride;
   lane.row_bytes = static_cast<int>(payload.row_bytes);
-  lane.first_word = task.num_words;
-  lane.end_word = task.num_words += static_cast<int>(words_of(payload.row_bytes));
-  lane.aligned_from = unit_of(bits_of(lane.from) | bits_of(lane.from_stride)) >= 8;
-  lane.aligned_to = unit_of(bits_of(lane.to) | bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride)) >= 8;
+  lane.first_line = task.lane_lines;
+  lane.end_line = task.lane_lines += static_cast<int>(lines_of(payload.row_bytes));
+  const std::uint64_t row = bits_of(payload.row_bytes);
+  lane.words_from = unit_of(row | bits_of(lane.from) | bits_of(lane.from_stride)) >= 8;
+  lane.words_to = unit_of(row | bits_of(lane.to) | bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride)) >= 8;
 }
 
 SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
@@ -115,7 +118,8 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.ids = ids_of(setup().params, request, round);
   task.num_tokens = request.num_tokens;
   task.num_tokens_on_device = request.num_tokens_on_device;
-  task.rows_per_block = request.tokens_per_rank;
+  task.owners = protocol::OwnerRule(setup().params.num_experts, setup().num_ranks);
+  task.rows_per_block = static_cast<int>(request.tokens_per_rank);
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     if (i == protocol::kIdsPlane || request.payloads[i].row_bytes == 0) continue;
     add_small_lane(request, round.planes.planes[i], i, task);
@@ -126,10 +130,30 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   return task;
 }
 
-void RankMajorEngine::launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request) {
+// Few rows are sliced, so that more multiprocessors share them.
+SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, int num_sms) const {
+  constexpr int kLeastThreads = 128;
+  constexpr int kMostSlices = 8;
+  SmallWork work;
+  int slices = 1;
+  while (slices < kMostSlices && work.threads > kLeastThreads / 2 &&
+         2 * slices * rows <= blocks_for(2 * slices * rows, num_sms))
+    slices *= 2;
+  const auto lines_of_slice = protocol::ceil_div(lines, slices);
+  while (work.threads > kLeastThreads && work.threads / 2 / kLineThreads >= lines_of_slice)
+    work.threads /= 2;
+  work.slices = protocol::Divisor(slices);
+  work.peers = protocol::Divisor(std::max(peers, 1));
+  return work;
+}
+
+void RankMajorEngine::launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request) {
   const DeviceScope scope(device());
-  const std::int64_t items = task.rows_per_block * (task.receives ? setup().num_ranks : 1);
-  launch_small_dispatch(task, blocks_for(items, request.num_sms), enter(request.stream));
+  const int sources = setup().num_ranks - (task.own_direct ? 1 : 0);
+  const std::int64_t rows = std::int64_t{task.rows_per_block} * ((task.sends ? 1 : 0) + (task.receives ? sources : 0));
+  task.work = small_work(rows, task.lane_lines + 1, sources, request.num_sms);
+  if (sources == 0) task.receives = false;
+  launch_small_dispatch(task, blocks_for(rows * task.work.slices.value(), request.num_sms), enter(request.stream));
 }
 
 void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
@@ -225,7 +249,8 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   buffers.ended_by_combine = true;
   buffers.in_use = !request.in_one_call;  // the receive half clears it
   if (buffers.small) combine_.small = small_;
-  combine_.tokens_per_rank = round.tokens_per_rank;
+  combine_.tokens_per_rank = static_cast<int>(round.tokens_per_rank);
+  combine_.row_lines = static_cast<int>(lines_of(combine_.row_bytes));
   if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
@@ -241,10 +266,14 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   return {.code = StatusCode::kEnqueued};
 }
 
-void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
+void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
   if (task.small.tokens > 0) {
-    launch_small_combine(task, blocks_for(task.tokens_per_rank * setup().num_ranks, num_sms), enter(stream));
+    const int others = setup().num_ranks - 1;
+    const std::int64_t rows =
+        std::int64_t{task.tokens_per_rank} * ((task.sends ? others : 0) + (task.receives ? 1 : 0));
+    task.work = small_work(rows, task.row_lines, others, num_sms);
+    launch_small_combine(task, blocks_for(rows * task.work.slices.value(), num_sms), enter(stream));
     return;
   }
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;
