@@ -3,6 +3,7 @@
 // queues of the default size, and through such that hold two rows and wrap in every round.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -81,7 +82,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TwoSidedOnGpu, testing::ValuesIn(shapes()), tit
 
 class TwoSidedRoundsOnGpu : public testing::Test {
  protected:
-  void SetUp() override { TOKENYARD_NEEDS_DEVICES_OF(shape_); }
+  void SetUp() override {
+    TOKENYARD_NEEDS_DEVICES_OF(shape_);
+    // As many queues as CUDA takes: streams of several ranks that share one wait for each other. Read when CUDA starts.
+    ASSERT_EQ(::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0), 0);
+  }
 
   const Shape shape_ = kQueuedShape;
 };
