@@ -132,7 +132,9 @@ Status DeviceRounds::run_dispatch(Communication& communication,
   if (!options_.halves) return communication.dispatch(input, options, result);
   auto* split = communication.get<SplitPhases>();
   const Status sent = split->dispatch_send(input, options, result);
-  return sent.ok() ? split->dispatch_receive(options, result) : sent;
+  if (!sent.ok()) return sent;
+  spoil_sent();
+  return split->dispatch_receive(options, result);
 }
 
 Status DeviceRounds::run_combine(Communication& communication,
@@ -143,7 +145,14 @@ Status DeviceRounds::run_combine(Communication& communication,
   if (!options_.halves) return communication.combine(handle, input, options, output);
   auto* split = communication.get<SplitPhases>();
   const Status sent = split->combine_send(handle, input, options);
-  return sent.ok() ? split->combine_receive(handle, output) : sent;
+  if (!sent.ok()) return sent;
+  spoil_sent();
+  return split->combine_receive(handle, output);
+}
+
+void DeviceRounds::spoil_sent() const {
+  check_cuda(cudaMemsetAsync(arena_ + sent_begin_, 0xFF, static_cast<std::size_t>(sent_end_ - sent_begin_), stream_),
+             "cudaMemsetAsync");
 }
 
 // Where counts stay on the device.
@@ -176,6 +185,8 @@ Status DeviceRounds::dispatch(Communication& communication,
   for (const TensorView& extra : input.extra_payloads)
     extras_.push_back(to_device(extra));
   on_device.extra_payloads = extras_;
+  sent_begin_ = 0;
+  sent_end_ = used_;
   DispatchOptions with_stream = options;
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
@@ -223,6 +234,7 @@ Status DeviceRounds::combine(Communication& communication,
                              const CombineOptions& options,
                              TensorView& output) {
   CombineInput on_device = input;
+  sent_begin_ = used_;
   TensorView window;
   if (options_.zero_copy) window = communication.combine_input(handle, input.expert_output.dtype);
   if (window.defined()) {
@@ -236,6 +248,7 @@ Status DeviceRounds::combine(Communication& communication,
   } else {
     on_device.expert_output = to_device(input.expert_output);
   }
+  sent_end_ = used_;
   on_device.topk_weights = to_device(input.topk_weights);
   for (TensorView& bias : on_device.bias)
     bias = to_device(bias);

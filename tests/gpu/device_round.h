@@ -28,7 +28,7 @@ class DeviceRounds {
   struct Options {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
-    bool halves = false;     // each phase in two halves
+    bool halves = false;     // each phase in two halves, between which what was sent is overwritten
     int num_sms = 0;
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
@@ -70,6 +70,8 @@ class DeviceRounds {
                      const CombineInput& input,
                      const CombineOptions& options,
                      TensorView& output) const;
+  // Overwrites what the last operation was given to send.
+  void spoil_sent() const;
   void bring_counts(const Communication& communication, DispatchResult& result);
   TensorView mirror(const TensorView& device);
   std::byte* take(std::int64_t bytes);
@@ -79,6 +81,8 @@ class DeviceRounds {
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
+  std::int64_t sent_begin_ = 0;  // in the arena
+  std::int64_t sent_end_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
 };

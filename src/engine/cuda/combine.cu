@@ -10,15 +10,13 @@
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/routes.cuh"
 #include "engine/cuda/routing.cuh"
-#include "engine/cuda/sums.cuh"
+#include "engine/cuda/row_sums.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
 #include "protocol/casts.h"
 
 namespace tokenyard::engine::cuda {
 namespace {
-
-constexpr int kRowsAtOnce = 8;
 
 __device__ void stage_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
   if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);
@@ -98,12 +96,6 @@ __device__ bool wait_for_owners(const CombineTask& task, std::uint32_t epoch) {
   return __syncthreads_and(there) != 0;
 }
 
-// The ranks that owe a row of the token, ascending, for the threads of a block.
-struct OwnersOfToken {
-  const std::byte* rows[kMaxTopK];
-  int count;
-};
-
 __device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersOfToken& owners) {
   const Common& common = task.common;
   int count = 0;
@@ -117,49 +109,15 @@ __device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersO
   owners.count = count;
 }
 
-// One pack of a token's sum: ((+0 + lowest rank) + next rank) + ... + biases, each addition rounded, then one rounding.
-template <class From, class To, int N>
-__device__ void sum_pack(const CombineTask& task, const OwnersOfToken& owners, std::int64_t token, int index) {
-  float sums[N] = {};
-  for (int first = 0; first < owners.count; first += kRowsAtOnce) {
-    Pack<From, N> packs[kRowsAtOnce];
-    // All loads before the first addition: they cross the link.
-#pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k) {
-      if (first + k < owners.count) packs[k] = reinterpret_cast<const Pack<From, N>*>(owners.rows[first + k])[index];
-    }
-#pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k) {
-      if (first + k < owners.count) add_pack<From, N>(sums, packs[k]);
-    }
-  }
-  for (unsigned b = 0; b < task.bias.size(); ++b) {
-    if (task.bias[b] == nullptr) continue;
-    const std::byte* bias = task.bias[b] + token * task.bias_stride[b];
-    add_pack<To, N>(sums, reinterpret_cast<const Pack<To, N>*>(bias)[index]);
-  }
-  reinterpret_cast<Pack<To, N>*>(task.output + token * task.output_stride)[index] = round_sums<To, N>(sums);
-}
-
 template <class From, class To>
 __device__ void sum_tokens(const CombineTask& task) {
   __shared__ OwnersOfToken owners;
-  // As many values as make 16 bytes of the wider of the two.
-  constexpr int kSize = static_cast<int>(std::max(sizeof(typename From::Bits), sizeof(typename To::Bits)));
-  constexpr int kPack = 16 / kSize;
   const std::int64_t tokens = task.route.state[kRouteTokens];
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
     if (threadIdx.x == 0) find_owners(task, token, owners);
     __syncthreads();
-    const auto n = static_cast<int>(task.hidden);
-    if (task.vectors) {
-      for (int i = static_cast<int>(threadIdx.x); i < n / kPack; i += kThreads)
-        sum_pack<From, To, kPack>(task, owners, token, i);
-    } else {
-      for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads)
-        sum_pack<From, To, 1>(task, owners, token, i);
-    }
+    sum_token<From, To>(task, owners, token, {static_cast<int>(threadIdx.x), kThreads});
   }
 }
 

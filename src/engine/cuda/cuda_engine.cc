@@ -9,6 +9,7 @@
 
 #include "engine/cuda/every_rank_engine.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/queued_engine.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
 
@@ -31,15 +32,15 @@ Notice read_notice(const Notice& from) {
 }  // namespace
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window) {
-  if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
+  if (setup.spec.placement == protocol::Placement::kRankMajor) {
+    if (setup.spec.transport == protocol::Transport::kQueue) return std::make_unique<QueuedEngine>(setup, window);
     return std::make_unique<RankMajorEngine>(setup, window);
   }
   if (setup.spec.placement == protocol::Placement::kEveryRank) return std::make_unique<EveryRankEngine>(setup, window);
-  throw Error(
-      ErrorCode::kUnsupported,
-      "the CUDA engine moves rank-major rows through windows (`one_sided`) and every rank's rows (`all_gather`) "
-      "so far",
-      setup.rank);
+  throw Error(ErrorCode::kUnsupported,
+              "the CUDA engine moves rank-major rows (`one_sided`, `two_sided`) and every rank's rows (`all_gather`) "
+              "so far",
+              setup.rank);
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)

@@ -61,30 +61,12 @@ void RankMajorEngine::add_outputs(const DispatchRequest& request, const Round& r
   }
 }
 
-// Before the receive half no outputs are placed, and `to` is null.
-Ids RankMajorEngine::ids_of(const DispatchRequest& request, const Round& round) const {
-  const protocol::Plane& plane = round.planes.planes[protocol::kIdsPlane];
-  const OutputPlane& output = request.outputs.planes[protocol::kIdsPlane];
-  return {.from = static_cast<const std::byte*>(request.topk_ids.data),
-          .from_stride = request.topk_ids.row_stride_bytes(),
-          .offset = plane.offset,
-          .stride = plane.stride,
-          .from_i64 = request.topk_ids.dtype == Dtype::kI64,
-          .to = output.data,
-          .to_block_stride = output.block_stride,
-          .to_row_stride = output.row_stride,
-          .to_i64 = output.dtype == Dtype::kI64,
-          .top_k = setup().params.top_k,
-          .num_experts = setup().params.num_experts,
-          .invalid_id = setup().params.invalid_expert_id};
-}
-
 DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
   DispatchTask task;
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
-  task.ids = ids_of(request, round);
+  task.ids = ids_of(setup().params, request, round);
   task.num_tokens = request.num_tokens;
   task.rows_per_block = request.tokens_per_rank;
   task.num_tokens_on_device = request.num_tokens_on_device;
@@ -133,7 +115,7 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
-  task.ids = ids_of(request, round);
+  task.ids = ids_of(setup().params, request, round);
   task.num_tokens = request.num_tokens;
   task.num_tokens_on_device = request.num_tokens_on_device;
   task.owners = protocol::OwnerRule(setup().params.num_experts, setup().num_ranks);

@@ -42,7 +42,6 @@ class RankMajorEngine final : public CudaEngine {
   void launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request);
   [[nodiscard]] SmallWork small_work(std::int64_t rows, int lines, int peers, int num_sms) const;
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
-  [[nodiscard]] Ids ids_of(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;
   void add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;

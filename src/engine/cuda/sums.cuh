@@ -42,4 +42,16 @@ __device__ void cast_row(std::byte* to, const std::byte* from, std::int64_t n, C
   }
 }
 
+template <class Wire>
+__device__ void cast_row_of(Dtype dtype, std::byte* to, const std::byte* from, std::int64_t n, Crew crew) {
+  switch (dtype) {
+    case Dtype::kBf16:
+      return cast_row<Wire, protocol::Bf16>(to, from, n, crew);
+    case Dtype::kF16:
+      return cast_row<Wire, protocol::F16>(to, from, n, crew);
+    default:
+      return cast_row<Wire, protocol::F32>(to, from, n, crew);
+  }
+}
+
 }  // namespace tokenyard::engine::cuda
