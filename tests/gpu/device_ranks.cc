@@ -25,24 +25,31 @@ CommunicationOptions cuda_options(int device) {
   return options;
 }
 
-void run_on_devices(const Shape& shape,
-                    const BackendConfig& config,
-                    const DeviceRounds::Options& wanted,
-                    const Body& body) {
+void run_with_devices(const Shape& shape, const std::function<void(const Group& group, int device)>& body) {
   support::run(shape.kind, shape.num_ranks,
                [&](const Group& group) {
                  std::string reason;
                  const int devices = num_devices(reason);
                  support::check(devices > 0, reason);
-                 DeviceRounds::Options options = wanted;
-                 options.device = shape.spread ? group.rank() % devices : 0;
-                 DeviceRounds rounds(options);
-                 Communication communication =
-                     create_communication(group, params_of(shape), config, cuda_options(options.device));
-                 body(communication, rounds);
-                 support::check_ok(communication.destroy(), "destroy");
+                 const int device = shape.spread ? group.rank() % devices : 0;
+                 check_cuda(cudaSetDevice(device), "cudaSetDevice");
+                 body(group, device);
                },
                {.limit = std::chrono::seconds(120)});
+}
+
+void run_on_devices(const Shape& shape,
+                    const BackendConfig& config,
+                    const DeviceRounds::Options& wanted,
+                    const Body& body) {
+  run_with_devices(shape, [&](const Group& group, int device) {
+    DeviceRounds::Options options = wanted;
+    options.device = device;
+    DeviceRounds rounds(options);
+    Communication communication = create_communication(group, params_of(shape), config, cuda_options(device));
+    body(communication, rounds);
+    support::check_ok(communication.destroy(), "destroy");
+  });
 }
 
 int devices_there() {

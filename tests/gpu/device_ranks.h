@@ -34,6 +34,9 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape);
 // The epochs of a few rounds wrap.
 [[nodiscard]] CommunicationOptions cuda_options(int device);
 
+// Runs `body` on every rank, with its device as the thread's current one.
+void run_with_devices(const Shape& shape, const std::function<void(const Group& group, int device)>& body);
+
 using Body = std::function<void(Communication&, DeviceRounds&)>;
 
 // Runs `body` on every rank with a communication of its own.
