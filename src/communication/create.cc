@@ -55,7 +55,6 @@ std::string Core::agreed_text() {
     throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
   }
   plan_window();
-  if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
   Fields fields{{"backend", std::string(info().name)},
                 {"engine", std::string(engine::find_engine(options_.engine).name)},
                 {"initial_epoch", std::to_string(options_.initial_epoch)}};
@@ -203,6 +202,7 @@ void Core::make_window() {
                          .queues = queues_.get(),
                          .queue_user = queue_agreement_.user},
                         *window_);
+    if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms, engine_->max_blocks());
     received_ = std::make_unique<Received>(limits_, layout_, *engine_);
     pool_ = std::make_shared<HandlePool>();
     pool_->core = this;
@@ -257,6 +257,7 @@ void Core::set_back_queues(std::uint32_t turn, int faulted_rank) {
 
 Status Core::reset() {
   require_usable();
+  require_no_capture("reset()");
   const auto visit = visit_queues();
   Standing agreed{.epoch = engine_->latest_epoch()};
   if (queues_ != nullptr) {
@@ -289,6 +290,7 @@ Status Core::reset() {
 }
 
 Status Core::destroy() {
+  require_no_capture("destroy()");
   if (std::exchange(destroyed_, true)) return {};
   Status status;
   try {

@@ -289,6 +289,14 @@ void RankMajorEngine::release_combine(const Round& /*round*/) {
   launch_release(common(), true, last_stream());
 }
 
+// At once, and on the stream of the round: a graph that holds a round without a combine is then whole.
+void RankMajorEngine::discard(Round& round) {
+  auto& buffers = static_cast<RouteBuffers&>(*round.memory);
+  if (!std::exchange(buffers.in_use, false)) return;
+  const DeviceScope scope(device());
+  launch_clear(common(), buffers.view(), last_stream());
+}
+
 void RankMajorEngine::abort_dispatch() {
   const DeviceScope scope(device());
   launch_abort_dispatch(common(), small_, last_stream());
