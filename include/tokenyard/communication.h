@@ -38,8 +38,9 @@ class Core;
 // kAutomatic is the host engine. kCuda takes tensors in the memory of one device and works on the caller's streams:
 // every operation returns kEnqueued, and what goes wrong later, also what is thrown on the host, is found by
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
-// same operation. Ids that are no experts are dropped. A rank's communications run in one order, the same on all ranks
-// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, no
+// same operation. Ids that are no experts are dropped, and counted (PeerStatistics). A rank's communications run in one
+// order, the same on all ranks, or side by side with num_sms that fit the device together. docs/cuda_graphs.md tells of
+// streams and what may be captured. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, no
 // RouteQuery.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/device_ranks.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <ostream>
 
 #include "support/check.h"
@@ -19,6 +21,11 @@ MoeParams params_of(const Shape& shape) {
 
 CommunicationOptions cuda_options(int device) {
   CommunicationOptions options = support::test_options();
+  // Tools that look at every access make kernels slow.
+  const char* patience = std::getenv("TOKENYARD_TEST_PATIENCE");
+  const int factor = patience == nullptr ? 1 : std::max(1, std::atoi(patience));
+  options.deadline *= factor;
+  options.first_round_deadline *= factor;
   options.engine = EngineKind::kCuda;
   options.device = device;
   options.initial_epoch = 0xFFFFFFFDU;  // the epochs of a few rounds wrap

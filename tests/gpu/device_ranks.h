@@ -31,7 +31,7 @@ struct Shape {
 std::ostream& operator<<(std::ostream& out, const Shape& shape);
 [[nodiscard]] std::string title_of(const Shape& shape);
 
-// The epochs of a few rounds wrap.
+// The epochs of a few rounds wrap. Deadlines are TOKENYARD_TEST_PATIENCE times as long where the environment has it.
 [[nodiscard]] CommunicationOptions cuda_options(int device);
 
 // Runs `body` on every rank, with its device as the thread's current one.
