@@ -298,6 +298,7 @@ Status Core::destroy() {
   } catch (const Error& error) {
     status = status_of(error, limits_.rank, Phase::kDestroy);  // the peers wait for this rank all the same
   }
+  const bool shares_device = window_ != nullptr && window_->ranks_on_device() > 1;
   try {
     // After a fault some rank may be gone for good; the others come within the two deadlines of their last wait.
     if (engine_ == nullptr || engine_->fault().ok()) {
@@ -309,6 +310,13 @@ Status Core::destroy() {
     status = status_of(error, limits_.rank, Phase::kDestroy);
   }
   tear_down(ErrorCode::kDestroyed);
+  if (!shares_device || !status.ok()) return status;
+  // Giving memory back waits for the device, where another rank's next kernel could already wait for this rank.
+  try {
+    group_.barrier();
+  } catch (const Error& error) {
+    status = status_of(error, limits_.rank, Phase::kDestroy);
+  }
   return status;
 }
 

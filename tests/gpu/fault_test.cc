@@ -180,6 +180,7 @@ TEST_P(FaultsOnGpu, DispatchThatOneRankMisusesIsAbortedElsewhere) {
               "the combine of an aborted round");
         }
       }
+      result.handle = Handle();
       if (time > 1) play(communication, rounds, 7);
     }
   });
@@ -229,6 +230,7 @@ TEST_P(FaultsOnGpu, OtherPayloadsAreAMismatchOnEveryRank) {
         static_cast<void>(rounds.dispatch(communication, input, {}, result));
       });
       support::check_ok(communication.poll(), "a mismatch is told once");
+      result.handle = Handle();
       if (time == 0) play(communication, rounds, 11);
     }
   });
@@ -247,6 +249,7 @@ TEST_P(FaultsOnGpu, OtherSizesAreAMismatchOnEveryRank) {
       check_throws(ErrorCode::kMismatch, {"rank 1"}, [&] {
         static_cast<void>(rounds.dispatch(communication, tensors.input(), options, result));
       });
+      result.handle = Handle();
       play(communication, rounds, 13);
     }
   });
