@@ -175,9 +175,9 @@ class GatherCalls final {
   // Window memory for the next combine's [num_rows, hidden_size], which then copies nothing; valid from this call, also
   // before the dispatch, until the next combine of that width and dtype returns. The same address each time until that
   // window grows. Not defined when ranks bring different numbers of rows, these do not add up to num_rows, or the ranks
-  // share no window yet that holds them, and on CUDA between a combine and the next dispatch: bring your own tensor. Not
-  // collective (it waits for ranks that still read the
-  // last combine's rows); never an error before destroy.
+  // share no window yet that holds them: bring your own tensor. Not collective (it waits for ranks that still read the
+  // last combine's rows; on CUDA the stream of the last call does, so write on that one); never an error before
+  // destroy.
   [[nodiscard]] TensorView allocate_combine_input(std::int64_t num_rows,
                                                   std::int64_t hidden_size,
                                                   Dtype dtype,

@@ -127,6 +127,43 @@ Status DeviceRounds::outcome(Communication& communication, const Status& status)
   return communication.poll();
 }
 
+Status DeviceRounds::run_dispatch(Communication& communication,
+                                  const DispatchInput& input,
+                                  const DispatchOptions& options,
+                                  DispatchResult& result) const {
+  if (!options_.halves) return communication.dispatch(input, options, result);
+  auto* split = communication.get<SplitPhases>();
+  const Status sent = split->dispatch_send(input, options, result);
+  return sent.ok() ? split->dispatch_receive(options, result) : sent;
+}
+
+Status DeviceRounds::run_combine(Communication& communication,
+                                 Handle& handle,
+                                 const CombineInput& input,
+                                 const CombineOptions& options,
+                                 TensorView& output) const {
+  if (!options_.halves) return communication.combine(handle, input, options, output);
+  auto* split = communication.get<SplitPhases>();
+  const Status sent = split->combine_send(handle, input, options);
+  return sent.ok() ? split->combine_receive(handle, output) : sent;
+}
+
+// Where counts stay on the device.
+void DeviceRounds::bring_counts(const Communication& communication, DispatchResult& result) {
+  RowCounts& counts = result.counts;
+  if (!counts.rows_per_source_on_device.defined()) return synchronize();
+  const TensorView rows = mirror(counts.rows_per_source_on_device);
+  const TensorView tokens = mirror(counts.tokens_per_source_on_device);
+  synchronize();
+  counts.num_rows = 0;
+  for (int source = 0; source < communication.num_ranks(); ++source) {
+    counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
+    counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
+    counts.num_rows += counts.rows_per_source.back();
+  }
+  count_experts(communication, result);
+}
+
 Status DeviceRounds::dispatch(Communication& communication,
                               const DispatchInput& input,
                               const DispatchOptions& options,
@@ -160,7 +197,7 @@ Status DeviceRounds::dispatch(Communication& communication,
       into.extra_payloads.push_back(bring(extra));
     with_stream.into = &into;
   }
-  const Status status = outcome(communication, communication.dispatch(on_device, with_stream, result));
+  const Status status = outcome(communication, run_dispatch(communication, on_device, with_stream, result));
   if (status.code == StatusCode::kOk) show(communication, result);
   return status;
 }
@@ -183,16 +220,7 @@ void DeviceRounds::show(const Communication& communication, DispatchResult& resu
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);
-  const TensorView rows = mirror(result.counts.rows_per_source_on_device);
-  const TensorView tokens = mirror(result.counts.tokens_per_source_on_device);
-  synchronize();
-  result.counts.num_rows = 0;
-  for (int source = 0; source < communication.num_ranks(); ++source) {
-    result.counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
-    result.counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
-    result.counts.num_rows += result.counts.rows_per_source.back();
-  }
-  count_experts(communication, result);
+  bring_counts(communication, result);
 }
 
 Status DeviceRounds::combine(Communication& communication,
@@ -221,7 +249,8 @@ Status DeviceRounds::combine(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
-  const Status status = outcome(communication, communication.combine(handle, on_device, with_stream, output_on_device));
+  const Status status =
+      outcome(communication, run_combine(communication, handle, on_device, with_stream, output_on_device));
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
   synchronize();

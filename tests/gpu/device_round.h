@@ -33,6 +33,7 @@ class DeviceRounds {
   struct Options {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
+    bool halves = false;     // each phase in two halves
     int num_sms = 0;
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
@@ -72,6 +73,16 @@ class DeviceRounds {
   [[nodiscard]] std::byte* keep(std::int64_t bytes);
 
  private:
+  Status run_dispatch(Communication& communication,
+                      const DispatchInput& input,
+                      const DispatchOptions& options,
+                      DispatchResult& result) const;
+  Status run_combine(Communication& communication,
+                     Handle& handle,
+                     const CombineInput& input,
+                     const CombineOptions& options,
+                     TensorView& output) const;
+  void bring_counts(const Communication& communication, DispatchResult& result);
   TensorView mirror(const TensorView& device);
   void show(TensorView& view);
   std::byte* take(std::int64_t bytes);

@@ -85,6 +85,14 @@ class FaultsOnGpu : public testing::TestWithParam<BackendCase> {
     check_cuda(cudaGetLastError(), "what CUDA remembers of a fault");
   }
 
+  // In the layout of the result, whatever stands in it.
+  [[nodiscard]] static support::Tensor expert_output_for(const DispatchResult& result) {
+    const TensorView& rows = result.hidden_states;
+    std::vector<std::int64_t> dims(rows.shape.begin(), rows.shape.begin() + rows.num_dims - 1);
+    dims.push_back(shape().hidden_size);
+    return {shape().dtype, dims};
+  }
+
   static void reset(const Group& group, Communication& communication) {
     group.barrier();
     support::check_ok(communication.reset(), "reset");
@@ -122,7 +130,7 @@ TEST_P(FaultsOnGpu, RankThatNeverCombinesIsNamed) {
     DispatchResult result;
     dispatch_and_check(communication, sent, rounds.through_device(plan()), result);
     if (group.rank() != kCulprit) {
-      support::Tensor rows(shape().dtype, {shape().num_ranks, shape().max_tokens, shape().hidden_size});
+      const support::Tensor rows = expert_output_for(result);
       support::Tensor output(shape().dtype, {sent.rank(group.rank()).num_tokens, shape().hidden_size});
       TensorView view = output.view();
       const support::Stopwatch stopwatch;
@@ -172,7 +180,7 @@ TEST_P(FaultsOnGpu, DispatchThatOneRankMisusesIsAbortedElsewhere) {
         stopwatch.check_below(kDeadline, "a dispatch that rank 1 gave up");
         support::check_ok(communication.poll(), "an abort is told once");
         if (time % 2 == 0) {
-          support::Tensor rows(shape().dtype, {shape().num_ranks, shape().max_tokens, shape().hidden_size});
+          const support::Tensor rows = expert_output_for(result);
           support::Tensor output(shape().dtype, {tensors.num_tokens(), shape().hidden_size});
           TensorView view = output.view();
           support::check_ok(
@@ -193,7 +201,7 @@ TEST_P(FaultsOnGpu, CombineThatOneRankMisusesIsAbortedElsewhere) {
       const World sent = world(8);
       DispatchResult result;
       dispatch_and_check(communication, sent, rounds.through_device(plan()), result);
-      support::Tensor rows(shape().dtype, {shape().num_ranks, shape().max_tokens, shape().hidden_size});
+      const support::Tensor rows = expert_output_for(result);
       support::Tensor output(shape().dtype, {sent.rank(group.rank()).num_tokens, shape().hidden_size});
       TensorView view = output.view();
       if (group.rank() == kCulprit) {

@@ -5,10 +5,12 @@
 #include <algorithm>
 
 #include "engine/cuda/combine_kernels.cuh"
+#include "engine/cuda/combine_rounds.cuh"
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/routes.cuh"
 #include "engine/cuda/routing.cuh"
+#include "engine/cuda/sums.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
 #include "protocol/casts.h"
@@ -17,26 +19,6 @@ namespace tokenyard::engine::cuda {
 namespace {
 
 constexpr int kRowsAtOnce = 8;
-
-// The origins have read the rows of the combine before; only then may staging write over them.
-__device__ bool wait_for_section(const Common& common, std::uint32_t epoch) {
-  bool there = true;
-  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
-    const std::uint64_t* word = progress_of(common, common.rank, protocol::kCombinePhase, peer);
-    there = there && wait_until(common, {peer, Phase::kCombine, epoch}, [&] {
-              return protocol::reached(protocol::rows_released(load_acquire_system(word)), common.owed[peer]);
-            });
-  }
-  return __syncthreads_and(there) != 0;
-}
-
-template <class Wire, class From>
-__device__ void cast_row(std::byte* to, const std::byte* from, std::int64_t n, Crew crew) {
-  for (std::int64_t i = crew.index; i < n; i += crew.count) {
-    const float value = protocol::decode<From>(reinterpret_cast<const typename From::Bits*>(from)[i]);
-    reinterpret_cast<typename Wire::Bits*>(to)[i] = protocol::encode<Wire>(value);
-  }
-}
 
 __device__ void stage_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
   if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);
@@ -135,19 +117,6 @@ __device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersO
   owners.count = count;
 }
 
-// N values of consecutive elements, at most 16 bytes of the wire.
-template <class Format, int N>
-struct alignas(sizeof(typename Format::Bits) * N) Pack {
-  typename Format::Bits bits[N];
-};
-
-template <class Format, int N>
-__device__ void add_pack(float (&sums)[N], const Pack<Format, N>& pack) {
-#pragma unroll
-  for (int i = 0; i < N; ++i)
-    sums[i] = __fadd_rn(sums[i], protocol::decode<Format>(pack.bits[i]));
-}
-
 // One pack of a token's sum: ((+0 + lowest rank) + next rank) + ... + biases, each addition rounded, then one rounding.
 template <class From, class To, int N>
 __device__ void sum_pack(const CombineTask& task, const OwnersOfToken& owners, std::int64_t token, int index) {
@@ -169,11 +138,7 @@ __device__ void sum_pack(const CombineTask& task, const OwnersOfToken& owners, s
     const std::byte* bias = task.bias[b] + token * task.bias_stride[b];
     add_pack<To, N>(sums, reinterpret_cast<const Pack<To, N>*>(bias)[index]);
   }
-  Pack<To, N> output;
-#pragma unroll
-  for (int i = 0; i < N; ++i)
-    output.bits[i] = protocol::encode<To>(sums[i]);
-  reinterpret_cast<Pack<To, N>*>(task.output + token * task.output_stride)[index] = output;
+  reinterpret_cast<Pack<To, N>*>(task.output + token * task.output_stride)[index] = round_sums<To, N>(sums);
 }
 
 template <class From, class To>
@@ -198,22 +163,6 @@ __device__ void sum_tokens(const CombineTask& task) {
   }
 }
 
-// By the last block of the operation, for the next one.
-__device__ void finish(const CombineTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  if (threadIdx.x == 0) {
-    common.board->blocks_done = 0;
-  }
-  if (task.sends) write_epochs(common, protocol::kCombinePhase, epoch, 0);
-  if (!task.receives) return;
-  for (int owner = static_cast<int>(threadIdx.x); owner < common.num_ranks; owner += kThreads) {
-    store_release_system(progress_of(common, owner, protocol::kCombinePhase, common.rank),
-                         protocol::encode_progress(epoch, epoch));
-  }
-  __syncthreads();
-  clear_route(task.route, common.num_ranks);
-}
-
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ CombineTask task) {
   const Common& common = task.common;
@@ -226,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Comb
     if (task.sends) send(task, epoch);
     if (task.receives && wait_for_owners(task, epoch)) sum_tokens<From, To>(task);
   }
-  if (last_block(&common.board->blocks_done)) finish(task, epoch);
+  if (last_block(&common.board->blocks_done)) finish_combine(task, epoch);
 }
 
 struct Kernels {

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <utility>
 
+#include "engine/cuda/every_rank_engine.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
@@ -50,8 +52,12 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
   if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
     return std::make_unique<RankMajorEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
-              setup.rank);
+  if (setup.spec.placement == protocol::Placement::kEveryRank) return std::make_unique<EveryRankEngine>(setup, window);
+  throw Error(
+      ErrorCode::kUnsupported,
+      "the CUDA engine moves rank-major rows through windows (`one_sided`) and every rank's rows (`all_gather`) "
+      "so far",
+      setup.rank);
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
@@ -156,6 +162,14 @@ cudaStream_t CudaEngine::enter(const Stream& stream) {
   }
   has_entered_ = true;
   return last_stream_ = native;
+}
+
+// At once, and on the stream of the round: a graph that holds a round without a combine is then whole.
+void CudaEngine::discard(Round& round) {
+  auto* buffers = dynamic_cast<RouteBuffers*>(round.memory.get());
+  if (buffers == nullptr || !std::exchange(buffers->in_use, false)) return;
+  const DeviceScope scope(device_);
+  launch_clear(common_, buffers->view(), last_stream());
 }
 
 void CudaEngine::turn_to(const Stream& stream) {

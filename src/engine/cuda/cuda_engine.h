@@ -32,6 +32,7 @@ class CudaEngine : public Engine {
   Status acquire_combine_section() override;
   [[nodiscard]] Status fault() const override;
   [[nodiscard]] Status poll() override;
+  void discard(Round& round) override;
   void turn_to(const Stream& stream) override;
   [[nodiscard]] bool records(const Stream& stream) const override;
   [[nodiscard]] bool recording() const override;

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/combine_tasks.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/payload_tasks.h"
 
 namespace tokenyard::engine::cuda {
 namespace {
@@ -44,14 +46,7 @@ void RankMajorEngine::add_lanes(const DispatchRequest& request, const Round& rou
     const PayloadRows& payload = request.payloads[i];
     const protocol::Plane& plane = round.planes.planes[i];
     if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
-    const std::uint64_t all = bits_of(payload.data) | bits_of(payload.stride) | bits_of(plane.offset) |
-                              bits_of(plane.stride) | bits_of(payload.row_bytes);
-    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = {.from = payload.data,
-                                                              .from_stride = payload.stride,
-                                                              .offset = plane.offset,
-                                                              .stride = plane.stride,
-                                                              .row_bytes = payload.row_bytes,
-                                                              .unit = unit_of(all)};
+    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane_of(payload, plane);
   }
 }
 
@@ -62,15 +57,7 @@ void RankMajorEngine::add_outputs(const DispatchRequest& request, const Round& r
     const OutputPlane& output = request.outputs.planes[i];
     const protocol::Plane& plane = round.planes.planes[i];
     if (output.data == nullptr || i == protocol::kIdsPlane) continue;
-    const std::uint64_t all = bits_of(output.data) | bits_of(output.block_stride) | bits_of(output.row_stride) |
-                              bits_of(output.row_bytes) | bits_of(plane.offset) | bits_of(plane.stride);
-    task.copied[static_cast<std::size_t>(task.num_copied++)] = {.data = output.data,
-                                                                .block_stride = output.block_stride,
-                                                                .row_stride = output.row_stride,
-                                                                .row_bytes = output.row_bytes,
-                                                                .offset = plane.offset,
-                                                                .stride = plane.stride,
-                                                                .unit = unit_of(all)};
+    task.copied[static_cast<std::size_t>(task.num_copied++)] = copied_of(output, plane);
   }
 }
 
@@ -248,28 +235,17 @@ bool RankMajorEngine::in_place(const TensorView& expert_output) const {
 Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round) {
   count_combine();
   const TensorView& rows = request.expert_output;
-  const std::int64_t element = size_of(rows.dtype);
-  combine_ = {};
+  const bool fp8 = setup().spec.combine_wire == protocol::CombineWire::kF8e4m3;
+  combine_ = combine_task(request, fp8 ? Dtype::kF8e4m3 : setup().params.dtype, in_place(rows));
   combine_.common = common();
   combine_.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  combine_.hidden = hidden_of(rows);
-  combine_.from_dtype = rows.dtype;
-  combine_.rows_dtype =
-      setup().spec.combine_wire == protocol::CombineWire::kF8e4m3 ? Dtype::kF8e4m3 : setup().params.dtype;
-  combine_.row_bytes = combine_.hidden * size_of(combine_.rows_dtype);
-  combine_.staged = combine_.rows_dtype != rows.dtype || !in_place(rows);
-  combine_.from = static_cast<const std::byte*>(rows.data);
-  const bool blocks = rows.num_dims == 3;
-  combine_.from_row_stride = rows.strides[blocks ? 1 : 0] * element;
-  combine_.from_block_stride = blocks ? rows.strides[0] * element : round.tokens_per_rank * combine_.from_row_stride;
+  combine_.from_block_stride =
+      rows.num_dims == 3 ? rows.strides[0] * size_of(rows.dtype) : round.tokens_per_rank * combine_.from_row_stride;
   combine_.unit = unit_of(bits_of(rows.data) | bits_of(combine_.from_row_stride) | bits_of(combine_.from_block_stride) |
                           bits_of(combine_.row_bytes));
-  combine_.ends_views = request.ends_views;
-  combine_.reads_views = request.reads_views;
   auto& buffers = static_cast<RouteBuffers&>(*round.memory);
   buffers.ended_by_combine = true;
   buffers.in_use = !request.in_one_call;  // the receive half clears it
-  combine_.receives = request.in_one_call;
   if (buffers.small) combine_.small = small_;
   combine_.tokens_per_rank = static_cast<int>(round.tokens_per_rank);
   combine_.row_lines = static_cast<int>(lines_of(combine_.row_bytes));
@@ -282,23 +258,8 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   task.sends = combine_.receives;  // in one call
   task.receives = true;
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  const TensorView& output = target.output;
-  task.output = static_cast<std::byte*>(output.data);
-  task.output_stride = output.row_stride_bytes();
-  task.output_dtype = output.dtype;
-  std::uint64_t all = bits_of(output.data) | bits_of(task.output_stride);
-  for (std::size_t i = 0; i < target.bias.size(); ++i) {
-    if (!target.bias[i].defined()) continue;
-    task.bias[i] = static_cast<const std::byte*>(target.bias[i].data);
-    task.bias_stride[i] = target.bias[i].row_stride_bytes();
-    all |= bits_of(task.bias[i]) | bits_of(task.bias_stride[i]);
-  }
-  const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(output.dtype));
-  if (task.small.tokens > 0) {
-    task.vectors = unit_of(all) >= 8;
-  } else {
-    task.vectors = unit_of(all) == 16 && task.hidden % (16 / wider) == 0;
-  }
+  const std::uint64_t all = add_target(target, task);
+  task.vectors = task.small.tokens > 0 ? unit_of(all) >= 8 : in_vectors(task, all);
   launch_combine_half(task, target.stream, target.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
@@ -319,14 +280,6 @@ void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream&
 void RankMajorEngine::release_combine(const Round& /*round*/) {
   const DeviceScope scope(device());
   launch_release(common(), true, last_stream());
-}
-
-// At once, and on the stream of the round: a graph that holds a round without a combine is then whole.
-void RankMajorEngine::discard(Round& round) {
-  auto& buffers = static_cast<RouteBuffers&>(*round.memory);
-  if (!std::exchange(buffers.in_use, false)) return;
-  const DeviceScope scope(device());
-  launch_clear(common(), buffers.view(), last_stream());
 }
 
 void RankMajorEngine::abort_dispatch() {

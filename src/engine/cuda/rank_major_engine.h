@@ -24,7 +24,6 @@ class RankMajorEngine final : public CudaEngine {
   Status combine_receive(const CombineTarget& target, const Round& round) override;
   void abort_dispatch() override;
   void abort_combine(const Round& round) override;
-  void discard(Round& round) override;
 
  private:
   [[nodiscard]] bool is_small(const DispatchRequest& request) const;
