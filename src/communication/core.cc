@@ -22,8 +22,9 @@ void Core::require_usable() const {
 void Core::require_no_capture(const char* call) const {
   if (engine_ == nullptr || !engine_->recording()) return;
   throw Error(ErrorCode::kInvalidState,
-              std::string(call) + " waits for the device, and the stream that this communication last used is being "
-                                  "captured; end the capture first",
+              std::string(call) +
+                  " waits for the device, and the stream that this communication last used is being "
+                  "captured; end the capture first",
               limits_.rank);
 }
 

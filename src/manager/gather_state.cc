@@ -155,10 +155,9 @@ Status GatherState::open_round(Room& room, const Call& call) const {
   DispatchResult into;
   into.hidden_states = on_device(room.marks_of_all, Dtype::kU8, {room.group.num_ranks() * room.max_tokens, 1});
   room.open = false;
-  const Status status =
-      room.communication->dispatch({.hidden_states = on_device(room.marks, Dtype::kU8, {own, 1})},
-                                   {.num_tokens_per_rank = call.sizes, .into = &into, .stream = call.stream},
-                                   room.result);
+  const Status status = room.communication->dispatch(
+      {.hidden_states = on_device(room.marks, Dtype::kU8, {own, 1})},
+      {.num_tokens_per_rank = call.sizes, .into = &into, .stream = call.stream}, room.result);
   room.open = status.ok();
   room.sizes.assign(call.sizes.begin(), call.sizes.end());
   return status;

@@ -51,8 +51,7 @@ Status GatherCalls::combine(const TensorView& hidden_states,
                             bool sequence_parallel,
                             const Stream& stream) {
   const manager::CombineChoice choice{.sequence_parallel = sequence_parallel, .stream = stream};
-  return state_->gathering(
-      [&](manager::GatherState& gather) { return gather.combine(hidden_states, output, choice); });
+  return state_->gathering([&](manager::GatherState& gather) { return gather.combine(hidden_states, output, choice); });
 }
 
 Status GatherCalls::combine_into_output(const TensorView& hidden_states,
@@ -60,8 +59,7 @@ Status GatherCalls::combine_into_output(const TensorView& hidden_states,
                                         bool sequence_parallel,
                                         const Stream& stream) {
   const manager::CombineChoice choice{.sequence_parallel = sequence_parallel, .into = true, .stream = stream};
-  return state_->gathering(
-      [&](manager::GatherState& gather) { return gather.combine(hidden_states, output, choice); });
+  return state_->gathering([&](manager::GatherState& gather) { return gather.combine(hidden_states, output, choice); });
 }
 
 TensorView GatherCalls::allocate_combine_input(std::int64_t num_rows,

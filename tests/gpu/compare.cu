@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpu/compare.h"
-
 #include <stdexcept>
+
+#include "gpu/compare.h"
 
 namespace tokenyard::gpu_tests {
 namespace {

@@ -92,7 +92,7 @@ class DeviceRounds {
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
-  std::int64_t kept_ = 0;  // at the block's end
+  std::int64_t kept_ = 0;                              // at the block's end
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
   std::vector<std::pair<TensorView, TensorView>> callers_;  // DispatchOptions::into: host, device

@@ -66,6 +66,11 @@ DeviceWorld::DeviceWorld(DeviceRounds& rounds, const support::World& world, int 
   check_cuda(cudaMemcpyAsync(expected_, expected.data(), expected.size(), cudaMemcpyHostToDevice, rounds.stream()),
              "cudaMemcpyAsync of what is expected");
   check_cuda(cudaMemsetAsync(differences_, 0, sizeof(*differences_), rounds.stream()), "cudaMemsetAsync");
+  // As each combine does: the kernel for this size is loaded before any round.
+  if (output_bytes_ > 0) {
+    check_cuda(cudaMemsetAsync(output_.data, 0x7F, static_cast<std::size_t>(output_bytes_), rounds.stream()),
+               "cudaMemsetAsync");
+  }
   rounds.synchronize();
   load_comparison();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults on GPUs: a rank that does not come is named within the deadline, misuse and disagreement are told, and in each
 // case the device stays usable and the communication works again.
-// Public bug reports of this kind: a rank that never dispatches leaves busy ranks stuck (C08), ids outside of the experts
-// (C16, C26), a timeout without a reason that the next library call is blamed for (C134).
+// Public bug reports of this kind: a rank that never dispatches leaves busy ranks stuck (C08), ids outside of the
+// experts (C16, C26), a timeout without a reason that the next library call is blamed for (C134).
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -56,8 +56,8 @@ class FaultsOnGpu : public testing::TestWithParam<BackendCase> {
       options.deadline = kDeadline;
       support::WorldSpec spec = world(1).spec;
       spec.extra_row_bytes = {32};
-      Communication communication = create_communication(
-          group, params_of(shape()), support::config_for(GetParam().backend, spec), options);
+      Communication communication =
+          create_communication(group, params_of(shape()), support::config_for(GetParam().backend, spec), options);
       play(communication, rounds, 1);  // loading and first deadlines are over
       group.barrier();
       body(group, communication, rounds);
@@ -134,8 +134,7 @@ TEST_P(FaultsOnGpu, RankThatNeverCombinesIsNamed) {
       support::Tensor output(shape().dtype, {sent.rank(group.rank()).num_tokens, shape().hidden_size});
       TensorView view = output.view();
       const support::Stopwatch stopwatch;
-      const Status status =
-          rounds.combine(communication, result.handle, {.expert_output = rows.view()}, {}, view);
+      const Status status = rounds.combine(communication, result.handle, {.expert_output = rows.view()}, {}, view);
       stopwatch.check_below(kLimit, "combine without rank 1");
       check_fault(status, StatusCode::kTimeout, kCulprit, Phase::kCombine);
       check(status.fault.waited >= kDeadline, "waited says less than the deadline");
@@ -183,9 +182,8 @@ TEST_P(FaultsOnGpu, DispatchThatOneRankMisusesIsAbortedElsewhere) {
           const support::Tensor rows = expert_output_for(result);
           support::Tensor output(shape().dtype, {tensors.num_tokens(), shape().hidden_size});
           TensorView view = output.view();
-          support::check_ok(
-              rounds.combine(communication, result.handle, {.expert_output = rows.view()}, {}, view),
-              "the combine of an aborted round");
+          support::check_ok(rounds.combine(communication, result.handle, {.expert_output = rows.view()}, {}, view),
+                            "the combine of an aborted round");
         }
       }
       result.handle = Handle();
@@ -234,9 +232,8 @@ TEST_P(FaultsOnGpu, OtherPayloadsAreAMismatchOnEveryRank) {
         input.topk_weights = {};
       }
       DispatchResult result;
-      check_throws(ErrorCode::kMismatch, {"rank 1"}, [&] {
-        static_cast<void>(rounds.dispatch(communication, input, {}, result));
-      });
+      check_throws(ErrorCode::kMismatch, {"rank 1"},
+                   [&] { static_cast<void>(rounds.dispatch(communication, input, {}, result)); });
       support::check_ok(communication.poll(), "a mismatch is told once");
       result.handle = Handle();
       if (time == 0) play(communication, rounds, 11);
@@ -254,9 +251,8 @@ TEST_P(FaultsOnGpu, OtherSizesAreAMismatchOnEveryRank) {
       DispatchOptions options;
       options.runtime_max_tokens_per_rank = group.rank() == kCulprit ? 5 : 4;
       DispatchResult result;
-      check_throws(ErrorCode::kMismatch, {"rank 1"}, [&] {
-        static_cast<void>(rounds.dispatch(communication, tensors.input(), options, result));
-      });
+      check_throws(ErrorCode::kMismatch, {"rank 1"},
+                   [&] { static_cast<void>(rounds.dispatch(communication, tensors.input(), options, result)); });
       result.handle = Handle();
       play(communication, rounds, 13);
     }
@@ -267,8 +263,7 @@ TEST_P(FaultsOnGpu, OtherSizesAreAMismatchOnEveryRank) {
 TEST_P(FaultsOnGpu, IdsOutsideOfTheExpertsAreCounted) {
   on_ranks([](const Group& group, Communication& communication, DeviceRounds& rounds) {
     const std::int64_t outside[] = {shape().num_experts, -2, std::int64_t{1} << 40,
-                                    std::numeric_limits<std::int32_t>::max(),
-                                    std::numeric_limits<std::int64_t>::min()};
+                                    std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int64_t>::min()};
     std::int64_t expected = 0;
     for (std::uint64_t seed = 20; seed < 23; ++seed) {
       World given = world(seed);

@@ -276,14 +276,11 @@ TEST_P(GatherManagerOnGpu, MisuseOfOneRankIsToldOnItsStream) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks,
-                         GatherManagerOnGpu,
-                         testing::Values(Shape{.num_ranks = 2},
-                                         Shape{.num_ranks = 4},
-                                         Shape{.num_ranks = 2, .spread = true}),
-                         [](const auto& of) {
-                           return std::to_string(of.param.num_ranks) + (of.param.spread ? "_spread" : "_shared");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ranks,
+    GatherManagerOnGpu,
+    testing::Values(Shape{.num_ranks = 2}, Shape{.num_ranks = 4}, Shape{.num_ranks = 2, .spread = true}),
+    [](const auto& of) { return std::to_string(of.param.num_ranks) + (of.param.spread ? "_spread" : "_shared"); });
 
 }  // namespace
 }  // namespace tokenyard::gpu_tests

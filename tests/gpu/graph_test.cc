@@ -35,9 +35,8 @@ class GraphsOnGpu : public testing::TestWithParam<BackendCase> {
   static void on_ranks(const Rank& body) {
     run_with_devices(shape(), [&](const Group& group, int device) {
       DeviceRounds rounds({.device = device});
-      Communication communication =
-          create_communication(group, params_of(shape()), support::config_for(GetParam().backend, world(1, 1).spec),
-                               cuda_options(device));
+      Communication communication = create_communication(
+          group, params_of(shape()), support::config_for(GetParam().backend, world(1, 1).spec), cuda_options(device));
       body(group, communication, rounds);
       support::check_ok(communication.destroy(), "destroy");
     });

@@ -107,8 +107,8 @@ class KilledRankOnGpu : public testing::TestWithParam<BackendCase> {
         support::WorldSpec spec{.params = params_of(shape()), .num_ranks = shape().num_ranks, .seed = 3};
         spec.num_tokens.assign(static_cast<std::size_t>(shape().num_ranks), shape().max_tokens);
         const World world = support::make_world(spec);
-        Communication communication = create_communication(
-            group, params_of(shape()), support::config_for(GetParam().backend, spec), options);
+        Communication communication =
+            create_communication(group, params_of(shape()), support::config_for(GetParam().backend, spec), options);
         DispatchResult result;
         play_round(communication, world,
                    rounds.through_device({.expert_dtype = shape().dtype, .output_dtype = shape().dtype}), result);
@@ -145,12 +145,9 @@ TEST_P(KilledRankOnGpu, BeforeItsCombine) {
 }
 
 std::vector<Shape> shapes() {
-  return {{.num_ranks = 2, .hidden_size = 128, .max_tokens = 20, .kind = support::RankKind::kProcesses},
-          {.num_ranks = 2,
-           .hidden_size = 128,
-           .max_tokens = 20,
-           .spread = true,
-           .kind = support::RankKind::kProcesses}};
+  return {
+      {.num_ranks = 2, .hidden_size = 128, .max_tokens = 20, .kind = support::RankKind::kProcesses},
+      {.num_ranks = 2, .hidden_size = 128, .max_tokens = 20, .spread = true, .kind = support::RankKind::kProcesses}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, KilledRankOnGpu, testing::ValuesIn(cases_of(shapes())), [](const auto& of) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Managers on GPUs: the communications that layers share, their growth, and memory of the window for expert output.
+#include "tokenyard/manager.h"
+
 #include <gtest/gtest.h>
 
 #include <optional>
 #include <string>
-
-#include "tokenyard/manager.h"
 
 #include "gpu/device_ranks.h"
 #include "gpu/recorded_round.h"
@@ -32,8 +32,7 @@ class ManagerOnGpu : public testing::TestWithParam<Shape> {
   static void on_ranks(std::string_view name, const Rank& body) {
     run_with_devices(GetParam(), [&](const Group& group, int device) {
       DeviceRounds rounds({.device = device, .zero_copy = true});
-      All2AllManager manager =
-          create_all2all_manager(name, {.group = group, .communication = cuda_options(device)});
+      All2AllManager manager = create_all2all_manager(name, {.group = group, .communication = cuda_options(device)});
       body(group, manager, rounds);
       support::check_ok(manager.destroy(), "destroy");
     });
@@ -89,9 +88,8 @@ TEST_P(ManagerOnGpu, HandlesOfAReplacedWindowSaySo) {
     larger.top_k = 5;
     manager.initialize(larger);
     TensorView nowhere;
-    check_throws(ErrorCode::kReplaced, {"growth replaced the window"}, [&] {
-      static_cast<void>(manager.get_communication().combine(old.handle, {}, {}, nowhere));
-    });
+    check_throws(ErrorCode::kReplaced, {"growth replaced the window"},
+                 [&] { static_cast<void>(manager.get_communication().combine(old.handle, {}, {}, nowhere)); });
     play(manager.get_communication(), rounds, 8);
   });
 }
@@ -176,14 +174,11 @@ TEST_P(ManagerOnGpu, TensorsOfTheHostAreRefused) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks,
-                         ManagerOnGpu,
-                         testing::Values(Shape{.num_ranks = 2},
-                                         Shape{.num_ranks = 4},
-                                         Shape{.num_ranks = 2, .spread = true}),
-                         [](const auto& of) {
-                           return std::to_string(of.param.num_ranks) + (of.param.spread ? "_spread" : "_shared");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ranks,
+    ManagerOnGpu,
+    testing::Values(Shape{.num_ranks = 2}, Shape{.num_ranks = 4}, Shape{.num_ranks = 2, .spread = true}),
+    [](const auto& of) { return std::to_string(of.param.num_ranks) + (of.param.spread ? "_spread" : "_shared"); });
 
 }  // namespace
 }  // namespace tokenyard::gpu_tests

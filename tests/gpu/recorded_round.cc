@@ -14,13 +14,12 @@ namespace {
 
 constexpr int kPoison = 0x7F;  // NaN, and ids that no expert has
 
-constexpr std::array kInputs{&DispatchInput::hidden_states,       &DispatchInput::topk_ids,
-                             &DispatchInput::topk_weights,        &DispatchInput::hidden_states_scale,
-                             &DispatchInput::router_logits};
-constexpr std::array kOutputs{&DispatchResult::hidden_states,       &DispatchResult::topk_ids,
-                              &DispatchResult::topk_weights,        &DispatchResult::hidden_states_scale,
-                              &DispatchResult::router_logits,       &DispatchResult::eplb_gathered_stats,
-                              &DispatchResult::source_tokens,       &DispatchResult::source_ranges};
+constexpr std::array kInputs{&DispatchInput::hidden_states, &DispatchInput::topk_ids, &DispatchInput::topk_weights,
+                             &DispatchInput::hidden_states_scale, &DispatchInput::router_logits};
+constexpr std::array kOutputs{&DispatchResult::hidden_states, &DispatchResult::topk_ids,
+                              &DispatchResult::topk_weights,  &DispatchResult::hidden_states_scale,
+                              &DispatchResult::router_logits, &DispatchResult::eplb_gathered_stats,
+                              &DispatchResult::source_tokens, &DispatchResult::source_ranges};
 
 cudaGraphExec_t instantiated(cudaGraph_t graph) {
   cudaGraphExec_t exec = nullptr;
@@ -153,8 +152,7 @@ void RecordedRound::upload(const TensorView& to, const TensorView& from) const {
 void RecordedRound::load_expert_output() const {
   const int rank = communication_.rank();
   const auto rows = support::expect_dispatch(world_, rank, support::layout_rule(communication_, plan_)).rows;
-  const support::ExpertData data{
-      .seed = plan_.seed, .dtype = plan_.expert_dtype, .specials = plan_.special_values};
+  const support::ExpertData data{.seed = plan_.seed, .dtype = plan_.expert_dtype, .specials = plan_.special_values};
   std::vector<std::byte> all(static_cast<std::size_t>(span_of(expert_output_)), std::byte{0xFF});
   for (const support::ExpectedRow& row : rows) {
     const std::vector<std::byte> bytes = support::expert_row(data, row, rank, world_.spec.params.hidden_size);

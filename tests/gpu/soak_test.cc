@@ -50,15 +50,14 @@ TEST_P(SoakOnGpu, TenThousandRounds) {
     for (const std::int64_t size : sizes) {
       if (size > most) continue;
       for (int i = 0; i < 2; ++i, ++seed)
-        worlds.push_back(
-            std::make_unique<DeviceWorld>(rounds, world_up_to(shape(), size, seed), group.rank(), size));
+        worlds.push_back(std::make_unique<DeviceWorld>(rounds, world_up_to(shape(), size, seed), group.rank(), size));
     }
     const support::RoundPlan plan;
     RecordedRound recorded(rounds, communication, world_up_to(shape(), 32, 3), plan, 32);
     const Graph graph(stream, [&] { recorded.record(stream); });
     recorded.load(world_up_to(shape(), 32, 8), 8);
     group.barrier();
-    Rng together(11);                                             // the same on all ranks
+    Rng together(11);                                           // the same on all ranks
     Rng alone(static_cast<std::uint64_t>(group.rank()) + 100);  // each rank's own
     const int processors[] = {0, 1, 3, 16, 40};
     for (int round = 1; round <= 10'000; ++round) {

@@ -161,7 +161,7 @@ cudaStream_t CudaEngine::enter(const Stream& stream) {
     ran_on_ = native;
   }
   has_entered_ = true;
-  return last_stream_ = native;
+  return last_stream_ = told_on_ = native;
 }
 
 // At once, and on the stream of the round: a graph that holds a round without a combine is then whole.
@@ -173,8 +173,7 @@ void CudaEngine::discard(Round& round) {
 }
 
 void CudaEngine::turn_to(const Stream& stream) {
-  const DeviceScope scope(device_);
-  static_cast<void>(enter(stream));
+  told_on_ = static_cast<cudaStream_t>(stream.native);
 }
 
 bool CudaEngine::records(const Stream& stream) const {
@@ -187,13 +186,9 @@ bool CudaEngine::recording() const {
   return (has_entered_ && capture_of(last_stream_).going_on) || (has_run_ && capture_of(ran_on_).going_on);
 }
 
-// Graphs run on streams that nobody has told of.
+// Not the device, for that breaks captures of other threads; the caller waits for its graphs.
 void CudaEngine::synchronize() const {
-  if (recorded_) {
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  } else if (has_run_) {
-    check(cudaStreamSynchronize(ran_on_), "cudaStreamSynchronize");
-  }
+  if (has_run_) check(cudaStreamSynchronize(ran_on_), "cudaStreamSynchronize");
 }
 
 // The handle's dispatch is behind the combine before on every rank that stamped it, so the section is free.

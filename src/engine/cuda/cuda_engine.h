@@ -65,8 +65,8 @@ class CudaEngine : public Engine {
 
   [[nodiscard]] int device() const { return device_; }
 
-  // `enter` for what has no stream of its own: that of the operation before.
-  cudaStream_t last_stream() { return enter({last_stream_}); }
+  // `enter` for what has no stream of its own: that of the operation before, or the one turned to since.
+  cudaStream_t last_stream() { return enter({told_on_}); }
 
   void count_dispatch() { ++num_dispatches_; }
 
@@ -87,10 +87,11 @@ class CudaEngine : public Engine {
   DeviceMemory windows_;  // the pointers to them
   DeviceMemory board_;    // Board, arrivals, owed
   std::int64_t board_bytes_ = 0;
-  PinnedMemory host_;                  // HostBoard
-  std::vector<RouteBuffers*> routes_;  // of all handles
+  PinnedMemory host_;                   // HostBoard
+  std::vector<RouteBuffers*> routes_;   // of all handles
   cudaStream_t last_stream_ = nullptr;  // of the last operation that ran or was recorded
-  cudaStream_t ran_on_ = nullptr;       // of the last that ran
+  cudaStream_t told_on_ = nullptr;
+  cudaStream_t ran_on_ = nullptr;  // of the last that ran
   bool has_run_ = false;
   bool has_entered_ = false;
   bool recorded_ = false;

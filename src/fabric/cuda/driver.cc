@@ -115,8 +115,9 @@ namespace {
 [[noreturn]] void fail(int number, const std::string& text) {
   if (number >= cudaErrorStreamCaptureUnsupported && number <= cudaErrorStreamCaptureWrongThread) {
     throw Error(ErrorCode::kInvalidState,
-                text + "; inside a stream capture only rounds can be recorded: make, grow, reset and destroy a "
-                       "communication outside of it");
+                text +
+                    "; inside a stream capture only rounds can be recorded: make, grow, reset and destroy a "
+                    "communication outside of it");
   }
   throw Error(number == cudaErrorNotSupported ? ErrorCode::kUnsupported : ErrorCode::kSystem, text);
 }
