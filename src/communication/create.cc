@@ -224,6 +224,9 @@ void Core::tear_down(ErrorCode why) {
   if (pool_ != nullptr) {
     pool_->core = nullptr;
     pool_->gone = why;
+    // Handles that live on need nothing of it, and on a GPU giving memory back is no affair of theirs.
+    for (const auto& route : pool_->routes)
+      route->round.memory.reset();
   }
   pool_.reset();
   combine_section_of_ = nullptr;

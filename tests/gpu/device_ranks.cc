@@ -33,6 +33,8 @@ CommunicationOptions cuda_options(int device) {
 }
 
 void run_with_devices(const Shape& shape, const std::function<void(const Group& group, int device)>& body) {
+  // As many queues as CUDA takes: streams of several ranks that share one wait for each other. Read when CUDA starts.
+  support::check(::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0, "setenv");
   support::run(shape.kind, shape.num_ranks,
                [&](const Group& group) {
                  std::string reason;

@@ -98,6 +98,7 @@ void DeviceWorld::combine(Communication& communication, cudaStream_t stream, int
 }
 
 void DeviceWorld::check_outputs(cudaStream_t stream) {
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   unsigned long long differences = 0;
   check_cuda(cudaMemcpyAsync(&differences, differences_, sizeof(differences), cudaMemcpyDeviceToHost, stream),
              "cudaMemcpyAsync");
