@@ -283,7 +283,7 @@ class AllGatherInGraphs : public AllGatherSizes {
 TEST_F(AllGatherInGraphs, RoundsReplayWithNewRowsAndCounts) {
   run_on_devices(kSmall, kConfig, {}, [&](Communication& communication, DeviceRounds& rounds) {
     const int rank = communication.rank();
-    const cudaStream_t stream = rounds.stream();
+    cudaStream_t stream = rounds.stream();
     const std::vector<std::int64_t> sizes(3, kTokens);
     support::Tensor host = rows_of(rank, 0);
     const TensorView rows = rounds.to_device(host.view());

@@ -23,7 +23,6 @@ using manager_tests::check_gathered;
 using manager_tests::expert_output;
 using manager_tests::Matrix;
 using support::check;
-using support::check_eq;
 
 constexpr std::int64_t kHidden = 24;
 
@@ -136,7 +135,8 @@ class GatherManagerOnGpu : public testing::TestWithParam<Shape> {
   }
 
   [[nodiscard]] static std::vector<std::int64_t> equal(std::int64_t rows) {
-    return std::vector<std::int64_t>(static_cast<std::size_t>(GetParam().num_ranks), rows);
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(GetParam().num_ranks), rows);
+    return sizes;
   }
 
   [[nodiscard]] static std::vector<std::int64_t> uneven(std::int64_t rows) {

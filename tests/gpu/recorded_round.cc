@@ -140,7 +140,7 @@ void RecordedRound::record_combine(cudaStream_t stream) {
 
 void RecordedRound::upload(const TensorView& to, const TensorView& from) const {
   if (!to.defined()) return;
-  const cudaStream_t stream = rounds_.stream();
+  cudaStream_t stream = rounds_.stream();
   check_cuda(cudaMemsetAsync(to.data, kPoison, static_cast<std::size_t>(span_of(to)), stream), "cudaMemsetAsync");
   const std::int64_t bytes = span_of(from);
   if (bytes == 0) return;
@@ -174,7 +174,7 @@ void RecordedRound::load(const support::World& world, std::uint64_t seed) {
     upload(extras_[i], host.extra_payloads[i]);
   upload(input_.eplb_local_stats, host.eplb_local_stats);
   const auto tokens = static_cast<std::int32_t>(world.rank(communication_.rank()).num_tokens);
-  const cudaStream_t stream = rounds_.stream();
+  cudaStream_t stream = rounds_.stream();
   check_cuda(cudaMemcpyAsync(num_tokens_, &tokens, sizeof(tokens), cudaMemcpyHostToDevice, stream),
              "cudaMemcpyAsync of the number of tokens");
   check_cuda(cudaMemsetAsync(output_.data, kPoison, static_cast<std::size_t>(span_of(output_)), stream),

@@ -62,7 +62,7 @@ TEST_P(SeveralOnGpu, RoundsOfTwoMayInterleaveOnAStream) {
     std::optional<Lane> other;
     other.emplace(group, rounds, GetParam().backend, other_shape());
     group.barrier();
-    const cudaStream_t stream = rounds.stream();
+    cudaStream_t stream = rounds.stream();
     for (int round = 0; round < 60; ++round) {
       one.world(round).dispatch(one.communication, stream);
       other->world(round).dispatch(other->communication, stream);
@@ -131,7 +131,7 @@ TEST_P(SeveralOnGpu, HandlesMayEndWithoutACombine) {
   run_with_devices(shape(), [](const Group& group, int device) {
     DeviceRounds rounds({.device = device});
     Lane one(group, rounds, GetParam().backend, shape());
-    const cudaStream_t stream = rounds.stream();
+    cudaStream_t stream = rounds.stream();
     for (int round = 0; round < 60; ++round) {
       one.world(round).dispatch(one.communication, stream);
       if (round % 3 == 1) {

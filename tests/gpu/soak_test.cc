@@ -42,7 +42,7 @@ TEST_P(SoakOnGpu, TenThousandRounds) {
   run_with_devices(shape(), [](const Group& group, int device) {
     DeviceRounds rounds({.device = device});
     Communication communication = make(group, cuda_options(device));
-    const cudaStream_t stream = rounds.stream();
+    cudaStream_t stream = rounds.stream();
     std::vector<std::unique_ptr<DeviceWorld>> worlds;
     const std::int64_t most = shape().max_tokens;
     const std::int64_t sizes[] = {1, 2, 8, 9, 33, 64, 65, 128, 511, 512, 513, most};
