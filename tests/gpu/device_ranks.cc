@@ -63,6 +63,7 @@ void run_on_devices(const Shape& shape,
 
 int devices_there() {
   static const int count = [] {
+    if (const char* told = std::getenv("TOKENYARD_TEST_DEVICES"); told != nullptr) return std::atoi(told);
     int seen = 0;
     try {
       support::run_processes(1, [](const Group&) {
