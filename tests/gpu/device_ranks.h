@@ -45,8 +45,8 @@ void run_on_devices(const Shape& shape,
                     const DeviceRounds::Options& wanted,
                     const Body& body);
 
-// Asked in a process of its own, so that this one may fork, or told by TOKENYARD_TEST_DEVICES, for tools that follow one
-// process only. At most 2: more make no difference to the tests.
+// Asked in a process of its own, so that this one may fork, or told by TOKENYARD_TEST_DEVICES, for tools that follow
+// one process only. At most 2: more make no difference to the tests.
 [[nodiscard]] int devices_there();
 
 }  // namespace tokenyard::gpu_tests
