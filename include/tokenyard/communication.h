@@ -38,8 +38,10 @@ class Core;
 // kAutomatic is the host engine. kCuda takes tensors in the memory of one device and works on the caller's streams:
 // every operation returns kEnqueued, and what goes wrong later, also what is thrown on the host, is found by
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
-// same operation. Ids that are no experts are dropped. A rank's communications run in one order, the same on all ranks
-// that share a device. A fault names the peer that was waited for. So far: `one_sided` and `all_gather`, one round at a
+// same operation. Ids that are no experts are dropped, and counted (PeerStatistics). A rank's communications run in one
+// order, the same on all ranks that share a device, or side by side with num_sms that fit the device together.
+// docs/cuda_graphs.md tells of streams and what may be captured. A fault names the peer that was waited for. So far: one
+// round at a
 // time, no RouteQuery.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
@@ -113,15 +115,17 @@ class SmBudget final {
 
   [[nodiscard]] int num_sms() const { return num_sms_; }
 
-  [[nodiscard]] int max_sms_used() const { return 0; }  // the host engine uses none
+  // Blocks of the GPU that an operation uses at most; the host engine uses none.
+  [[nodiscard]] int max_sms_used() const { return num_sms_ < most_ ? num_sms_ : most_; }
 
  private:
   friend class communication::Core;
 
-  explicit SmBudget(int cap) : cap_(cap), num_sms_(cap) {}
+  SmBudget(int cap, int most) : cap_(cap), num_sms_(cap), most_(most) {}
 
   int cap_;
   int num_sms_;
+  int most_;
 };
 
 // Growth of a communication that several layers share.
@@ -149,6 +153,9 @@ struct PeerStatistics {
   std::vector<std::chrono::nanoseconds> waited;  // [num_ranks], since creation
   std::int64_t num_dispatches = 0;
   std::int64_t num_combines = 0;
+  // CUDA: ids that name no expert and are neither -1 nor MoeParams::invalid_expert_id, whose picks were dropped; of
+  // dispatches that have run. The host engine refuses them instead.
+  std::int64_t num_invalid_ids = 0;
 };
 
 class Communication final {
@@ -170,6 +177,10 @@ class Communication final {
   [[nodiscard]] int num_ranks() const;
   // Of this rank; `two_sided`: with the queues that it shares with others of the group.
   [[nodiscard]] std::int64_t window_bytes() const;
+  // CUDA: blocks of an operation that is given no num_sms; 0 on the host engine.
+  [[nodiscard]] int max_sms() const;
+  // CUDA: whether an operation was captured. A graph may then hold the window's addresses, so it cannot grow any more.
+  [[nodiscard]] bool captured() const;
 
   // Collective and blocking. Bad arguments throw on this rank and make every other rank's dispatch return kAborted
   // naming it; the next dispatch works. kMismatch is thrown on every rank alike.

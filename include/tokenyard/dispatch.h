@@ -20,8 +20,9 @@ struct HandlePool;
 struct Route;
 }  // namespace communication
 
-// cudaStream_t, which lives until another stream was used or the communication is destroyed; ignored by the host
-// engine.
+// cudaStream_t; ignored by the host engine. One that operations ran on lives until an operation has run on another, or
+// the communication is destroyed; one that is captured, until the next operation. docs/cuda_graphs.md tells what may be
+// captured.
 struct Stream {
   void* native = nullptr;
 };
@@ -122,6 +123,7 @@ class Handle {
   // Shared because a handle may outlive its communication and must then still be safe to destroy.
   std::shared_ptr<communication::HandlePool> pool_;
   communication::Route* route_ = nullptr;
+  std::uint64_t turn_ = 0;  // of the route, which another handle gets once this one is used up
 };
 
 // Reuse one object for round after round: nothing is then allocated. A handle still in it when the next dispatch

@@ -132,6 +132,7 @@ struct GatherOptions {
   // Gathered after the others, in order: each [num_tokens, *] of any dtype. A list, also an empty one, is given back as
   // a list.
   std::optional<std::span<const TensorView>> extra_tensors{};
+  Stream stream{};
 };
 
 // Every rank's rows in rank order. Views, or memory of CommunicationOptions::allocate_output. Views are valid until the
@@ -162,14 +163,21 @@ class GatherCalls final {
                                 GatherResult& result);
   // [sum of all rows, hidden] of bf16, f16 or f32, summed over ranks: this rank's rows, in fp32 and rank order.
   // `output` becomes memory of the manager, valid until its next combine, or of CommunicationOptions::allocate_output.
-  Status combine(const TensorView& hidden_states, TensorView& output, bool sequence_parallel = false);
+  Status combine(const TensorView& hidden_states,
+                 TensorView& output,
+                 bool sequence_parallel = false,
+                 const Stream& stream = {});
   // The same into the caller's [num_tokens, hidden].
-  Status combine_into_output(const TensorView& hidden_states, TensorView& output, bool sequence_parallel = false);
+  Status combine_into_output(const TensorView& hidden_states,
+                             TensorView& output,
+                             bool sequence_parallel = false,
+                             const Stream& stream = {});
   // Window memory for the next combine's [num_rows, hidden_size], which then copies nothing; valid from this call, also
   // before the dispatch, until the next combine of that width and dtype returns. The same address each time until that
   // window grows. Not defined when ranks bring different numbers of rows, these do not add up to num_rows, or the ranks
   // share no window yet that holds them: bring your own tensor. Not collective (it waits for ranks that still read the
-  // last combine's rows); never an error before destroy.
+  // last combine's rows; on CUDA the stream of the last call does, so write on that one); never an error before
+  // destroy.
   [[nodiscard]] TensorView allocate_combine_input(std::int64_t num_rows,
                                                   std::int64_t hidden_size,
                                                   Dtype dtype,
@@ -226,7 +234,7 @@ class All2AllManager final {
   // Sets min(num_sms, the cap given at creation) on every communication that has a budget, later ones too; it may rise
   // again. Nothing to do for the others. Throws kInvalidArgument below 1.
   void set_num_sms(int num_sms);
-  // Blocks of the GPU that communications use: 0 on the host engine. Nothing: not known yet.
+  // Blocks of the GPU that a call of a communication uses at most: 0 on the host engine. Nothing: not known yet.
   [[nodiscard]] std::optional<int> max_sms_used() const;
 
   // Rows that each rank of the calls' group brings in this step, for the gather calls; kept until the next list. An

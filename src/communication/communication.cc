@@ -9,20 +9,22 @@
 namespace tokenyard {
 
 Handle::Handle(std::shared_ptr<communication::HandlePool> pool, communication::Route* route)
-    : pool_(std::move(pool)), route_(route) {}
+    : pool_(std::move(pool)), route_(route), turn_(route->turn) {}
 
-Handle::Handle(Handle&& other) noexcept : pool_(std::move(other.pool_)), route_(std::exchange(other.route_, nullptr)) {}
+Handle::Handle(Handle&& other) noexcept
+    : pool_(std::move(other.pool_)), route_(std::exchange(other.route_, nullptr)), turn_(other.turn_) {}
 
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this == &other) return *this;
   Handle old(std::move(*this));
   pool_ = std::move(other.pool_);
   route_ = std::exchange(other.route_, nullptr);
+  turn_ = other.turn_;
   return *this;
 }
 
 Handle::~Handle() {
-  if (route_ != nullptr && pool_->core != nullptr) pool_->core->give_back(*route_);
+  if (route_ != nullptr && pool_->core != nullptr && route_->turn == turn_) pool_->core->give_back(*route_);
 }
 
 Communication::Communication(std::unique_ptr<communication::Core> core) : core_(std::move(core)) {}
@@ -57,6 +59,14 @@ int Communication::num_ranks() const {
 
 std::int64_t Communication::window_bytes() const {
   return core_->window_bytes();
+}
+
+int Communication::max_sms() const {
+  return core_->max_sms();
+}
+
+bool Communication::captured() const {
+  return core_->captured();
 }
 
 Status Communication::dispatch(const DispatchInput& input, const DispatchOptions& options, DispatchResult& result) {

@@ -19,6 +19,15 @@ void Core::require_usable() const {
   }
 }
 
+void Core::require_no_capture(const char* call) const {
+  if (engine_ == nullptr || !engine_->recording()) return;
+  throw Error(ErrorCode::kInvalidState,
+              std::string(call) +
+                  " waits for the device, and the stream that this communication last used is being "
+                  "captured; end the capture first",
+              limits_.rank);
+}
+
 engine::SharedQueues::Visit Core::visit_queues() const {
   try {
     return engine::SharedQueues::Visit(queues_.get());
@@ -55,7 +64,21 @@ Route& Core::route_of(const Handle& handle) const {
   if (handle.pool_ != pool_) {
     throw Error(ErrorCode::kInvalidArgument, "this handle belongs to another communication", limits_.rank);
   }
+  if (held_by(handle) == nullptr) {
+    throw Error(ErrorCode::kInvalidState, "this handle was used: a handle combines once", limits_.rank);
+  }
   return *handle.route_;
+}
+
+Route* Core::held_by(const Handle& handle) const {
+  const bool own = handle.route_ != nullptr && handle.pool_ == pool_;
+  return own && handle.route_->turn == handle.turn_ ? handle.route_ : nullptr;
+}
+
+void Core::free_route(Route& route) {
+  ++route.turn;
+  route.state = RouteState::kFree;
+  pool_->free.push_back(&route);
 }
 
 void Core::release_views(Route& route) {
@@ -79,9 +102,15 @@ void Core::end_round(Route& route, RouteState state) {
   route.state = state;
 }
 
+// A handle's end, which nobody can be told of when it goes wrong: the device is lost, or a capture has failed.
 void Core::give_back(Route& route) {
-  end_round(route, RouteState::kFree);
-  pool_->free.push_back(&route);
+  try {
+    end_round(route, RouteState::kFree);
+    engine_->discard(route.round);
+  } catch (const Error&) {
+    if (combine_section_of_ == &route) combine_section_of_ = nullptr;
+  }
+  free_route(route);
 }
 
 void Core::enter(const Limits& limits) {

@@ -52,6 +52,10 @@ class Core {
     return (window_ == nullptr ? 0 : window_->bytes()) + (queues_ == nullptr ? 0 : queues_->layout().bytes());
   }
 
+  [[nodiscard]] int max_sms() const { return engine_ == nullptr ? 0 : engine_->max_blocks(); }
+
+  [[nodiscard]] bool captured() const { return engine_ != nullptr && engine_->recorded(); }
+
   // `in_one_call`: the receive half follows before the caller's tensors may change.
   Status dispatch_send(const DispatchInput& input,
                        const DispatchOptions& options,
@@ -116,19 +120,24 @@ class Core {
   void require_no_open_round() const;
 
   void require_usable() const;
+  // For what waits for the device.
+  void require_no_capture(const char* call) const;
   [[nodiscard]] bool uses_queues() const;
   [[nodiscard]] bool shares_queues() const;  // with other communications of the group
   // Nothing where there are none.
   [[nodiscard]] engine::SharedQueues::Visit visit_queues() const;
   Route& take_route();
   Route& route_of(const Handle& handle) const;
+  // The route that the handle still has; null also for the handle of another communication.
+  [[nodiscard]] Route* held_by(const Handle& handle) const;
+  void free_route(Route& route);
   void release_views(Route& route);
   [[nodiscard]] bool in_flight(const Route& route) const;
   [[nodiscard]] int free_buffer() const;
   void end_round(Route& route, RouteState state);
   // Runs the checks of an operation; when they throw, tells the peers first.
   template <class Checks, class Announce>
-  void announcing_misuse(Checks&& checks, Announce&& announce) const;
+  void announcing_misuse(const Stream& stream, Checks&& checks, Announce&& announce) const;
   [[nodiscard]] Route* oldest_uncombined() const;
   void abort_combine(const Handle& handle);
   void refuse_halves(const Handle& handle) const;

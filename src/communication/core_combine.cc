@@ -28,7 +28,7 @@ Route* Core::oldest_uncombined() const {
 // Peers that wait in this combine wait for the round whose handle was given, or else, when a wrong handle was, for the
 // oldest round that has yet to combine. A handle whose round was already given up has told them before.
 void Core::abort_combine(const Handle& handle) {
-  Route* given = handle.route_ != nullptr && handle.pool_ == pool_ ? handle.route_ : nullptr;
+  Route* given = held_by(handle);
   if (given != nullptr && given->state == RouteState::kAborted) return;
   const bool right = given != nullptr && given->state == RouteState::kReceived;
   Route* aborted = right ? given : oldest_uncombined();
@@ -40,9 +40,10 @@ void Core::abort_combine(const Handle& handle) {
 // Ranks go from one sub-round to the next together, so the send half alone has no end. All ranks have as many of them,
 // so all are refused.
 void Core::refuse_halves(const Handle& handle) const {
-  if (handle.route_ == nullptr || handle.pool_ != pool_ || handle.route_->num_parts == 0) return;
+  const Route* route = held_by(handle);
+  if (route == nullptr || route->num_parts == 0) return;
   throw Error(ErrorCode::kUnsupported,
-              "this round went through the window in " + std::to_string(handle.route_->num_parts) +
+              "this round went through the window in " + std::to_string(route->num_parts) +
                   " sub-rounds; such a round is combined in one call, by Communication::combine",
               limits_.rank);
 }
@@ -67,9 +68,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
     throw Error(ErrorCode::kInvalidState, "the round of this handle was aborted; go on with the next dispatch");
   }
   if (route.state != RouteState::kReceived) {
-    throw Error(ErrorCode::kInvalidState, route.state == RouteState::kUsed
-                                              ? "this handle was used: a handle combines once"
-                                              : "this handle's dispatch is not complete, or its combine is under way");
+    throw Error(ErrorCode::kInvalidState, "this handle's dispatch is not complete, or its combine is under way");
   }
   if (!holds_combine_section(route)) {
     throw Error(ErrorCode::kInvalidState,
@@ -105,8 +104,9 @@ Status Core::combine_send(Handle& handle,
   if (output == nullptr) refuse_halves(handle);
   require_combine_room();
   engine::CombineRequest request;
-  announcing_misuse([&] { request = prepare_combine_half(handle, input, options, output); },
-                    [&] { abort_combine(handle); });
+  announcing_misuse(
+      options.stream, [&] { request = prepare_combine_half(handle, input, options, output); },
+      [&] { abort_combine(handle); });
   Route& route = *handle.route_;
   // Views end here; but when the expert output is such a view, it is read first.
   const bool reads_views = in_received_rows(request.expert_output) || in_received_rows(request.topk_weights);
@@ -158,9 +158,11 @@ Status Core::combine_receive(Handle& handle, const TensorView& output) {
   }
   if (!status.ok()) {
     end_round(route, RouteState::kAborted);
-  } else {
-    route.state = info().contract.handle_use == HandleUse::kReplay ? RouteState::kReceived : RouteState::kUsed;
+  } else if (info().contract.handle_use == HandleUse::kReplay) {
+    route.state = RouteState::kReceived;
     route.combined = true;
+  } else {
+    free_route(route);
   }
   return status;
 }

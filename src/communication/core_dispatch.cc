@@ -64,7 +64,8 @@ Status Core::dispatch_send(const DispatchInput& input,
   if (&result.handle != options.replay) result.handle = Handle();
   Route& route = take_route();
   Handle handle(pool_, &route);
-  announcing_misuse([&] { prepare(input, options, route); }, [&] { engine_->abort_dispatch(); });
+  announcing_misuse(
+      options.stream, [&] { prepare(input, options, route); }, [&] { engine_->abort_dispatch(); });
   route.request.in_one_call = in_one_call;
   route.request.num_sms = options.num_sms;
   route.request.stream = options.stream;

@@ -55,7 +55,6 @@ std::string Core::agreed_text() {
     throw Error(ErrorCode::kInvalidArgument, "deadlines must be at least 1 ms");
   }
   plan_window();
-  if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms);
   Fields fields{{"backend", std::string(info().name)},
                 {"engine", std::string(engine::find_engine(options_.engine).name)},
                 {"initial_epoch", std::to_string(options_.initial_epoch)}};
@@ -212,6 +211,7 @@ void Core::make_window() {
                          .queues = queues_.get(),
                          .queue_user = queue_agreement_.user},
                         *window_);
+    if (limits_.plan.max_num_sms > 0) sm_budget_ = SmBudget(limits_.plan.max_num_sms, engine_->max_blocks());
     received_ = std::make_unique<Received>(limits_, layout_, *engine_);
     pool_ = std::make_shared<HandlePool>();
     pool_->core = this;
@@ -233,6 +233,9 @@ void Core::tear_down(ErrorCode why) {
   if (pool_ != nullptr) {
     pool_->core = nullptr;
     pool_->gone = why;
+    // Handles that live on need nothing of it, and on a GPU giving memory back is no affair of theirs.
+    for (const auto& route : pool_->routes)
+      route->round.memory.reset();
   }
   pool_.reset();
   combine_section_of_ = nullptr;
@@ -266,6 +269,7 @@ void Core::set_back_queues(std::uint32_t turn, int faulted_rank) {
 
 Status Core::reset() {
   require_usable();
+  require_no_capture("reset()");
   const auto visit = visit_queues();
   Standing agreed{.epoch = engine_->latest_epoch()};
   if (queues_ != nullptr) {
@@ -298,6 +302,7 @@ Status Core::reset() {
 }
 
 Status Core::destroy() {
+  require_no_capture("destroy()");
   if (std::exchange(destroyed_, true)) return {};
   Status status;
   try {
@@ -305,6 +310,7 @@ Status Core::destroy() {
   } catch (const Error& error) {
     status = status_of(error, limits_.rank, Phase::kDestroy);  // the peers wait for this rank all the same
   }
+  const bool shares_device = window_ != nullptr && window_->ranks_on_device() > 1;
   try {
     // After a fault some rank may be gone for good; the others come within the two deadlines of their last wait.
     if (engine_ == nullptr || engine_->fault().ok()) {
@@ -316,6 +322,13 @@ Status Core::destroy() {
     status = status_of(error, limits_.rank, Phase::kDestroy);
   }
   tear_down(ErrorCode::kDestroyed);
+  if (!shares_device || !status.ok()) return status;
+  // Giving memory back waits for the device, where another rank's next kernel could already wait for this rank.
+  try {
+    group_.barrier();
+  } catch (const Error& error) {
+    status = status_of(error, limits_.rank, Phase::kDestroy);
+  }
   return status;
 }
 

@@ -42,6 +42,12 @@ std::optional<Core::Capacity> Core::capacity_for(const MoeParams& wanted, std::i
 }
 
 void Core::require_no_open_round() const {
+  require_no_capture("growing");
+  if (engine_->recorded()) {
+    throw Error(ErrorCode::kInvalidState,
+                "this communication was captured in a CUDA graph, which holds the addresses of its window; grow before "
+                "the first capture, or make another communication");
+  }
   const auto busy = [](const auto& route) {
     return route->views_open || route->state == RouteState::kSent || route->state == RouteState::kCombining;
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles and their pool. Routes are made once and used again, so a round allocates nothing. The pool outlives its
-// communication for as long as a handle lives; it then only says why the handle is of no use any more.
+// Handles and their pool. Routes are made once and used again, so a round allocates nothing; a handle that is used up
+// leaves its route to the next. The pool outlives its communication for as long as a handle lives; it then only says
+// why the handle is of no use any more.
 #pragma once
 
 #include <array>
@@ -31,7 +32,6 @@ enum class RouteState : std::uint8_t {
   kSent,       // dispatch_send is done
   kReceived,   // dispatch_receive is done
   kCombining,  // combine_send is done
-  kUsed,       // combined, and the contract allows no more
   kAborted,    // the round ended without a result
 };
 
@@ -53,6 +53,7 @@ struct Route {
   bool has_ids = false;
   bool combined = false;  // once at least, with this handle
   RouteState state = RouteState::kFree;
+  std::uint64_t turn = 0;        // counts the handles that had it
   bool views_open = false;       // peers may not store to this rank's rows yet
   engine::CombineTarget target;  // between the halves of a combine
 

@@ -8,14 +8,19 @@
 namespace tokenyard::communication {
 
 template <class Checks, class Announce>
-void Core::announcing_misuse(Checks&& checks, Announce&& announce) const {
+void Core::announcing_misuse(const Stream& stream, Checks&& checks, Announce&& announce) const {
+  const auto tell = [&] {
+    if (engine_->records(stream)) return;  // nothing runs, so nobody waits
+    engine_->turn_to(stream);
+    announce();
+  };
   try {
     checks();
   } catch (const Error& error) {
-    announce();
+    tell();
     throw with_rank(error);
   } catch (const std::exception& exception) {  // no memory for a larger call
-    announce();
+    tell();
     throw failure_of(exception);
   }
 }

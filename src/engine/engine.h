@@ -174,6 +174,23 @@ class Engine {
   virtual void abort_dispatch() = 0;
   virtual void abort_combine(const Round& round) = 0;
 
+  // The round ended, with or without a combine, and nothing asks for its route any more.
+  virtual void discard(Round& /*round*/) {}
+
+  // CUDA. Blocks of an operation whose request names no number.
+  [[nodiscard]] virtual int max_blocks() const { return 0; }
+
+  // The stream of what is told without one, until the next operation.
+  virtual void turn_to(const Stream& /*stream*/) {}
+
+  // Whether what goes on the stream is only recorded, for a graph that runs later; whether that is so of the stream of
+  // the last operation; whether anything was, so that graphs hold addresses of this engine.
+  [[nodiscard]] virtual bool records(const Stream& /*stream*/) const { return false; }
+
+  [[nodiscard]] virtual bool recording() const { return false; }
+
+  [[nodiscard]] virtual bool recorded() const { return false; }
+
   // Waits until no peer reads this rank's combine section any more, so that it may be written.
   virtual Status acquire_combine_section() = 0;
 

@@ -10,6 +10,8 @@
 #include "tokenyard/error.h"
 
 #include "communication/agreement.h"
+#include "engine/engine.h"
+#include "protocol/layout.h"
 
 namespace tokenyard::manager {
 namespace {
@@ -77,14 +79,41 @@ Status GatherRooms::end_window(Room& room) {
     room.given = false;
   } else {
     status = room.communication->destroy();
+    room.replaced.clear();  // the combines that they were given for have run
   }
   room.communication.reset();
   return status;
 }
 
-void GatherRooms::end_combine(Room& room) {
+// On a GPU the combine is only enqueued, and reads what was given out.
+void GatherRooms::end_combine(Room& room) const {
   room.given = false;
-  room.replaced.clear();
+  if (device().kind == DeviceKind::kCpu) room.replaced.clear();
+}
+
+Device GatherRooms::device() const {
+  const DeviceKind kind = engine::find_engine(options_.communication.engine).memory;
+  return {kind, kind == DeviceKind::kCpu ? 0 : options_.communication.device};
+}
+
+void GatherRooms::make_memory(Room& room, std::int64_t tokens) const {
+  constexpr std::int64_t kAlignment = 256;
+  const std::int64_t marks = protocol::align_up(tokens, kAlignment);
+  const std::int64_t all = protocol::align_up(tokens * room.group.num_ranks(), kAlignment);
+  const std::int64_t output = options_.communication.allocate_output
+                                  ? 0
+                                  : tokens * room.kind.hidden * static_cast<std::int64_t>(size_of(room.kind.dtype));
+  const std::int64_t bytes = marks + all + output;
+  room.memory = {};
+  if (device().kind == DeviceKind::kCpu) {
+    room.memory.host.resize((static_cast<std::size_t>(bytes) + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
+    room.marks = reinterpret_cast<std::byte*>(room.memory.host.data());
+  } else {
+    room.memory.device = fabric::find_fabric(device().kind).allocate({.bytes = bytes, .device = device()});
+    room.marks = room.memory.device->own();
+  }
+  room.marks_of_all = room.marks + marks;
+  room.output = room.marks_of_all + all;
 }
 
 void GatherRooms::grow(Room& room, std::int64_t tokens, std::int64_t extra) const {
@@ -96,6 +125,14 @@ void GatherRooms::grow(Room& room, std::int64_t tokens, std::int64_t extra) cons
     params.hidden_size = as_int(room.kind.hidden, "elements in a row");
     params.max_tokens_per_rank = as_int(tokens, "tokens of one rank");
     (void)window_bytes(params, config, room.group.num_ranks());
+    if (room.communication && room.communication->captured()) {
+      throw Error(ErrorCode::kInvalidState,
+                  std::to_string(tokens) + " tokens of a rank and " + std::to_string(extra) +
+                      " bytes of cargo a token are more than the window has room for, and it cannot be replaced once a "
+                      "CUDA graph holds its addresses; set ManagerOptions::params.max_tokens_per_rank to the largest "
+                      "step before the first capture",
+                  room.group.rank());
+    }
   } catch (const Error& error) {
     failure = error;
   }
@@ -114,6 +151,20 @@ void GatherRooms::grow(Room& room, std::int64_t tokens, std::int64_t extra) cons
   }
   // Creation compares the sizes and tells everybody of a failure.
   room.communication = create_communication(room.group, params, config, options_.communication);
+  std::optional<Error> no_memory;
+  try {
+    make_memory(room, tokens);
+  } catch (const Error& error) {
+    no_memory = error;
+  } catch (const std::exception& exception) {
+    no_memory = Error(ErrorCode::kSystem, exception.what(), room.group.rank());
+  }
+  try {
+    communication::gather_texts(room.group, "", no_memory);
+  } catch (...) {
+    room.communication.reset();
+    throw;
+  }
   room.max_tokens = tokens;
   room.extra_bytes = extra;
 }
@@ -129,6 +180,7 @@ Status GatherRooms::destroy() {
     if (!room->communication) continue;
     const Status one = room->communication->destroy();
     if (status.ok()) status = one;
+    room->replaced.clear();
   }
   return status;
 }

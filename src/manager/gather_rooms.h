@@ -12,6 +12,8 @@
 
 #include "tokenyard/communication.h"
 
+#include "fabric/window.h"
+
 namespace tokenyard::manager {
 
 // What a window starts with.
@@ -30,6 +32,12 @@ struct RowKind {
   friend bool operator==(const RowKind&, const RowKind&) = default;
 };
 
+// Where the communication's tensors are. Of a device it is taken like a window's memory, never inside a call.
+struct OwnMemory {
+  std::vector<std::uint64_t> host{};
+  std::unique_ptr<fabric::Window> device{};
+};
+
 struct Room {
   Room(Group joined, const RowKind& rows) : group(std::move(joined)), kind(rows) {}
 
@@ -44,9 +52,13 @@ struct Room {
   // since.
   bool given = false;
   std::vector<Communication> replaced{};
-  std::vector<std::byte> marks{};  // rows of the round that a combine without a dispatch makes
-  std::vector<std::byte> marks_of_all{};
-  std::vector<std::uint64_t> output{};  // of combine()
+  std::vector<std::int64_t> sizes{};  // of the open dispatch: rows of each rank
+  // Sized when a window is made: rows of the round that a combine without a dispatch makes, this rank's and all, and
+  // what combine() gives.
+  OwnMemory memory{};
+  std::byte* marks = nullptr;
+  std::byte* marks_of_all = nullptr;
+  std::byte* output = nullptr;
 };
 
 class GatherRooms {
@@ -54,6 +66,9 @@ class GatherRooms {
   explicit GatherRooms(RoomOptions options) : options_(std::move(options)) {}
 
   [[nodiscard]] const RoomOptions& options() const { return options_; }
+
+  // Where tensors are.
+  [[nodiscard]] Device device() const;
 
   // Null when there is none with a communication.
   [[nodiscard]] Room* find(const Group& group, const RowKind& kind) const;
@@ -66,7 +81,7 @@ class GatherRooms {
   Room& ready(const Group& group, const RowKind& kind, std::int64_t tokens, std::int64_t extra);
 
   // What was given out for this combine is of no use any more.
-  static void end_combine(Room& room);
+  void end_combine(Room& room) const;
 
   [[nodiscard]] bool initialized() const;
   // Collective, in the order of creation.
@@ -76,6 +91,7 @@ class GatherRooms {
 
  private:
   void grow(Room& room, std::int64_t tokens, std::int64_t extra) const;
+  void make_memory(Room& room, std::int64_t tokens) const;
   static Status end_window(Room& room);
 
   RoomOptions options_;

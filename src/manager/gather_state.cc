@@ -88,10 +88,10 @@ void GatherState::announce(const Call& call, bool combining, const Error& error)
     TensorView nowhere;
     DispatchResult nothing;
     if (in_combine) {
-      (void)room->communication->combine(room->result.handle, {}, {}, nowhere);
+      (void)room->communication->combine(room->result.handle, {}, {.stream = call.stream}, nowhere);
     } else {
       room->result.handle = Handle();
-      (void)room->communication->dispatch({}, {}, nothing);
+      (void)room->communication->dispatch({}, {.stream = call.stream}, nothing);
     }
   } catch (const Error&) {  // which has told the others
   }
@@ -106,7 +106,7 @@ Status GatherState::dispatch(const TensorView& hidden_states,
                              const GatherOptions& options,
                              std::span<TensorView* const> with_results,
                              GatherResult& result) {
-  Call call{.group = &plan_.group(options.sequence_parallel)};
+  Call call{.group = &plan_.group(options.sequence_parallel), .stream = options.stream};
   try {
     read_dispatch(hidden_states, with, options, call);
   } catch (const Error& error) {
@@ -123,9 +123,10 @@ Status GatherState::dispatch(const TensorView& hidden_states,
     payloads[count++] = extra;
   const Status status =
       room.communication->dispatch({.hidden_states = hidden_states, .extra_payloads = std::span(payloads).first(count)},
-                                   {.num_tokens_per_rank = call.sizes}, room.result);
+                                   {.num_tokens_per_rank = call.sizes, .stream = call.stream}, room.result);
   if (!status.ok()) return status;
   room.open = true;
+  room.sizes.assign(call.sizes.begin(), call.sizes.end());
   result.hidden_states = room.result.hidden_states;
   for (std::size_t i = 0; i < with.size(); ++i)
     *with_results[i] = room.result.extra_payloads[i];
@@ -139,40 +140,41 @@ Status GatherState::dispatch(const TensorView& hidden_states,
 }
 
 bool GatherState::holds_round(const Room& room, std::span<const std::int64_t> sizes) {
-  return room.open && std::ranges::equal(room.result.counts.tokens_per_source, sizes);
+  return room.open && std::ranges::equal(room.sizes, sizes);
+}
+
+TensorView GatherState::on_device(void* data, Dtype dtype, std::initializer_list<std::int64_t> shape) const {
+  TensorView view(data, dtype, shape);
+  view.device = rooms_.device();
+  return view;
 }
 
 // A combine without a dispatch of these sizes: one byte a row is sent, for the sake of the route.
-Status GatherState::open_round(Room& room, std::span<const std::int64_t> sizes) {
-  const std::int64_t own = sizes[static_cast<std::size_t>(room.group.rank())];
-  const std::int64_t all = room.group.num_ranks() * room.max_tokens;
-  room.marks.resize(static_cast<std::size_t>(room.max_tokens));
-  room.marks_of_all.resize(static_cast<std::size_t>(all));
+Status GatherState::open_round(Room& room, const Call& call) const {
+  const std::int64_t own = call.sizes[static_cast<std::size_t>(room.group.rank())];
   DispatchResult into;
-  into.hidden_states = TensorView(room.marks_of_all.data(), Dtype::kU8, {all, 1});
+  into.hidden_states = on_device(room.marks_of_all, Dtype::kU8, {room.group.num_ranks() * room.max_tokens, 1});
   room.open = false;
-  const Status status =
-      room.communication->dispatch({.hidden_states = TensorView(room.marks.data(), Dtype::kU8, {own, 1})},
-                                   {.num_tokens_per_rank = sizes, .into = &into}, room.result);
+  const Status status = room.communication->dispatch(
+      {.hidden_states = on_device(room.marks, Dtype::kU8, {own, 1})},
+      {.num_tokens_per_rank = call.sizes, .into = &into, .stream = call.stream}, room.result);
   room.open = status.ok();
+  room.sizes.assign(call.sizes.begin(), call.sizes.end());
   return status;
 }
 
-TensorView GatherState::output_memory(Room& room, std::int64_t rows) {
-  const std::int64_t bytes = rows * room.kind.hidden * size_of(room.kind.dtype);
+TensorView GatherState::output_memory(const Room& room, std::int64_t rows) const {
   const auto& allocate = rooms_.options().communication.allocate_output;
-  void* memory = nullptr;
+  void* memory = room.output;
   if (allocate) {
-    memory = communication::allocate_output(allocate, bytes, {});
-  } else {
-    room.output.resize((static_cast<std::size_t>(bytes) + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
-    memory = room.output.data();
+    const std::int64_t bytes = rows * room.kind.hidden * size_of(room.kind.dtype);
+    memory = communication::allocate_output(allocate, bytes, rooms_.device());
   }
-  return {memory, room.kind.dtype, {rows, room.kind.hidden}};
+  return on_device(memory, room.kind.dtype, {rows, room.kind.hidden});
 }
 
-Status GatherState::combine(const TensorView& hidden_states, TensorView& output, bool sequence_parallel, bool into) {
-  Call call{.group = &plan_.group(sequence_parallel)};
+Status GatherState::combine(const TensorView& hidden_states, TensorView& output, const CombineChoice& choice) {
+  Call call{.group = &plan_.group(choice.sequence_parallel), .stream = choice.stream};
   try {
     read_combine(hidden_states, call);
   } catch (const Error& error) {
@@ -181,22 +183,23 @@ Status GatherState::combine(const TensorView& hidden_states, TensorView& output,
   }
   Room& room = ready(call);
   if (!holds_round(room, call.sizes)) {
-    const Status status = open_round(room, call.sizes);
+    const Status status = open_round(room, call);
     if (!status.ok()) return status;
   }
   try {
-    if (!into) output = output_memory(room, call.sizes[static_cast<std::size_t>(call.group->rank())]);
+    if (!choice.into) output = output_memory(room, call.sizes[static_cast<std::size_t>(call.group->rank())]);
   } catch (const Error& error) {
     announce(call, true, error);
     throw communication::named(error, call.group->rank());
   }
   room.open = false;  // used up, also when combine fails
   try {
-    const Status status = room.communication->combine(room.result.handle, {.expert_output = hidden_states}, {}, output);
-    GatherRooms::end_combine(room);
+    const Status status = room.communication->combine(room.result.handle, {.expert_output = hidden_states},
+                                                      {.stream = call.stream}, output);
+    rooms_.end_combine(room);
     return status;
   } catch (...) {
-    GatherRooms::end_combine(room);
+    rooms_.end_combine(room);
     throw;
   }
 }

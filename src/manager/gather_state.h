@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -22,6 +23,12 @@ struct Named {
   const TensorView* tensor;
 };
 
+struct CombineChoice {
+  bool sequence_parallel = false;
+  bool into = false;  // the output is the caller's
+  Stream stream{};
+};
+
 class GatherState {
  public:
   GatherState(GatherPlan plan, RoomOptions options) : plan_(std::move(plan)), rooms_(std::move(options)) {}
@@ -35,8 +42,7 @@ class GatherState {
                   const GatherOptions& options,
                   std::span<TensorView* const> with_results,
                   GatherResult& result);
-  // `into`: the output is the caller's.
-  Status combine(const TensorView& hidden_states, TensorView& output, bool sequence_parallel, bool into);
+  Status combine(const TensorView& hidden_states, TensorView& output, const CombineChoice& choice);
   [[nodiscard]] TensorView allocate_combine_input(std::int64_t num_rows, const RowKind& kind, bool sequence_parallel);
 
   [[nodiscard]] bool initialized() const { return rooms_.initialized(); }
@@ -52,6 +58,7 @@ class GatherState {
     std::optional<RowKind> kind{};
     std::span<const std::int64_t> sizes{};  // of each rank; empty: not known yet
     std::int64_t extra_bytes = 0;
+    Stream stream{};
   };
 
   void read_dispatch(const TensorView& hidden_states,
@@ -64,8 +71,9 @@ class GatherState {
   // Lets the others know that this rank does not come, wherever they are by now.
   void announce(const Call& call, bool combining, const Error& error);
   [[nodiscard]] static bool holds_round(const Room& room, std::span<const std::int64_t> sizes);
-  Status open_round(Room& room, std::span<const std::int64_t> sizes);
-  TensorView output_memory(Room& room, std::int64_t rows);
+  Status open_round(Room& room, const Call& call) const;
+  [[nodiscard]] TensorView output_memory(const Room& room, std::int64_t rows) const;
+  [[nodiscard]] TensorView on_device(void* data, Dtype dtype, std::initializer_list<std::int64_t> shape) const;
 
   GatherPlan plan_;
   GatherRooms rooms_;

@@ -46,14 +46,20 @@ Status GatherCalls::dispatch_router_logits(const TensorView& hidden_states,
       [&](manager::GatherState& gather) { return gather.dispatch(hidden_states, with, options, results, result); });
 }
 
-Status GatherCalls::combine(const TensorView& hidden_states, TensorView& output, bool sequence_parallel) {
-  return state_->gathering(
-      [&](manager::GatherState& gather) { return gather.combine(hidden_states, output, sequence_parallel, false); });
+Status GatherCalls::combine(const TensorView& hidden_states,
+                            TensorView& output,
+                            bool sequence_parallel,
+                            const Stream& stream) {
+  const manager::CombineChoice choice{.sequence_parallel = sequence_parallel, .stream = stream};
+  return state_->gathering([&](manager::GatherState& gather) { return gather.combine(hidden_states, output, choice); });
 }
 
-Status GatherCalls::combine_into_output(const TensorView& hidden_states, TensorView& output, bool sequence_parallel) {
-  return state_->gathering(
-      [&](manager::GatherState& gather) { return gather.combine(hidden_states, output, sequence_parallel, true); });
+Status GatherCalls::combine_into_output(const TensorView& hidden_states,
+                                        TensorView& output,
+                                        bool sequence_parallel,
+                                        const Stream& stream) {
+  const manager::CombineChoice choice{.sequence_parallel = sequence_parallel, .into = true, .stream = stream};
+  return state_->gathering([&](manager::GatherState& gather) { return gather.combine(hidden_states, output, choice); });
 }
 
 TensorView GatherCalls::allocate_combine_input(std::int64_t num_rows,

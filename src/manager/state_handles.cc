@@ -181,7 +181,7 @@ std::optional<int> State::max_sms_used() const {
   int most = 0;
   for (const auto& entry : live()) {
     const auto* budget = entry->communication.get<SmBudget>();
-    if (budget != nullptr) most = std::max(most, budget->max_sms_used());
+    most = std::max(most, budget == nullptr ? entry->communication.max_sms() : budget->max_sms_used());
   }
   return most;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/device_ranks.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <ostream>
 
 #include "support/check.h"
@@ -19,34 +21,49 @@ MoeParams params_of(const Shape& shape) {
 
 CommunicationOptions cuda_options(int device) {
   CommunicationOptions options = support::test_options();
+  // Tools that look at every access make kernels slow.
+  const char* patience = std::getenv("TOKENYARD_TEST_PATIENCE");
+  const int factor = patience == nullptr ? 1 : std::max(1, std::atoi(patience));
+  options.deadline *= factor;
+  options.first_round_deadline *= factor;
   options.engine = EngineKind::kCuda;
   options.device = device;
   options.initial_epoch = 0xFFFFFFFDU;  // the epochs of a few rounds wrap
   return options;
 }
 
-void run_on_devices(const Shape& shape,
-                    const BackendConfig& config,
-                    const DeviceRounds::Options& wanted,
-                    const Body& body) {
+void run_with_devices(const Shape& shape, const std::function<void(const Group& group, int device)>& body) {
+  // As many queues as CUDA takes: streams of several ranks that share one wait for each other. Read when CUDA starts.
+  support::check(::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0, "setenv");
   support::run(shape.kind, shape.num_ranks,
                [&](const Group& group) {
                  std::string reason;
                  const int devices = num_devices(reason);
                  support::check(devices > 0, reason);
-                 DeviceRounds::Options options = wanted;
-                 options.device = shape.spread ? group.rank() % devices : 0;
-                 DeviceRounds rounds(options);
-                 Communication communication =
-                     create_communication(group, params_of(shape), config, cuda_options(options.device));
-                 body(communication, rounds);
-                 support::check_ok(communication.destroy(), "destroy");
+                 const int device = shape.spread ? group.rank() % devices : 0;
+                 check_cuda(cudaSetDevice(device), "cudaSetDevice");
+                 body(group, device);
                },
                {.limit = std::chrono::seconds(120)});
 }
 
+void run_on_devices(const Shape& shape,
+                    const BackendConfig& config,
+                    const DeviceRounds::Options& wanted,
+                    const Body& body) {
+  run_with_devices(shape, [&](const Group& group, int device) {
+    DeviceRounds::Options options = wanted;
+    options.device = device;
+    DeviceRounds rounds(options);
+    Communication communication = create_communication(group, params_of(shape), config, cuda_options(device));
+    body(communication, rounds);
+    support::check_ok(communication.destroy(), "destroy");
+  });
+}
+
 int devices_there() {
   static const int count = [] {
+    if (const char* told = std::getenv("TOKENYARD_TEST_DEVICES"); told != nullptr) return std::atoi(told);
     int seen = 0;
     try {
       support::run_processes(1, [](const Group&) {

@@ -31,8 +31,11 @@ struct Shape {
 std::ostream& operator<<(std::ostream& out, const Shape& shape);
 [[nodiscard]] std::string title_of(const Shape& shape);
 
-// The epochs of a few rounds wrap.
+// The epochs of a few rounds wrap. Deadlines are TOKENYARD_TEST_PATIENCE times as long where the environment has it.
 [[nodiscard]] CommunicationOptions cuda_options(int device);
+
+// Runs `body` on every rank, with its device as the thread's current one.
+void run_with_devices(const Shape& shape, const std::function<void(const Group& group, int device)>& body);
 
 using Body = std::function<void(Communication&, DeviceRounds&)>;
 
@@ -42,7 +45,8 @@ void run_on_devices(const Shape& shape,
                     const DeviceRounds::Options& wanted,
                     const Body& body);
 
-// Asked in a process of its own, so that this one may fork. At most 2: more make no difference to the tests.
+// Asked in a process of its own, so that this one may fork, or told by TOKENYARD_TEST_DEVICES, for tools that follow
+// one process only. At most 2: more make no difference to the tests.
 [[nodiscard]] int devices_there();
 
 }  // namespace tokenyard::gpu_tests

@@ -8,9 +8,7 @@
 #include "support/check.h"
 
 namespace tokenyard::gpu_tests {
-namespace {
 
-// Bytes from the first element to behind the last one.
 std::int64_t span_of(const TensorView& view) {
   if (view.num_elements() == 0) return 0;
   std::int64_t last = 0;
@@ -20,8 +18,6 @@ std::int64_t span_of(const TensorView& view) {
   }
   return (last + 1) * size_of(view.dtype);
 }
-
-}  // namespace
 
 void check_cuda(cudaError_t outcome, const char* what) {
   support::check(outcome == cudaSuccess, std::string(what) + ": " + cudaGetErrorString(outcome));
@@ -78,8 +74,14 @@ DeviceRounds::~DeviceRounds() {
 std::byte* DeviceRounds::take(std::int64_t bytes) {
   std::byte* memory = arena_ + used_;
   used_ += (bytes + 255) / 256 * 256;
-  support::check(used_ <= options_.arena_bytes, "the arena of a test is too small");
+  support::check(used_ + kept_ <= options_.arena_bytes, "the arena of a test is too small");
   return memory;
+}
+
+std::byte* DeviceRounds::keep(std::int64_t bytes) {
+  kept_ += (bytes + 255) / 256 * 256;
+  support::check(used_ + kept_ <= options_.arena_bytes, "the arena of a test is too small");
+  return arena_ + options_.arena_bytes - kept_;
 }
 
 TensorView DeviceRounds::to_device(const TensorView& host) {
@@ -176,8 +178,8 @@ Status DeviceRounds::dispatch(Communication& communication,
                               const DispatchOptions& options,
                               DispatchResult& result) {
   used_ = 0;
-  mirrors_.clear();
   extras_.clear();
+  callers_.clear();
   DispatchInput on_device = input;
   for (TensorView* view : {&on_device.hidden_states, &on_device.topk_ids, &on_device.topk_weights,
                            &on_device.hidden_states_scale, &on_device.router_logits, &on_device.eplb_local_stats})
@@ -191,12 +193,11 @@ Status DeviceRounds::dispatch(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   DispatchResult into;
-  std::vector<std::pair<TensorView, TensorView>> callers;  // host, device
   if (options.into != nullptr) {
     const auto bring = [&](const TensorView& host) {
       if (!host.defined()) return host;
-      callers.emplace_back(host, to_device(host));
-      return callers.back().second;
+      callers_.emplace_back(host, to_device(host));
+      return callers_.back().second;
     };
     into.hidden_states = bring(options.into->hidden_states);
     into.hidden_states_scale = bring(options.into->hidden_states_scale);
@@ -208,24 +209,29 @@ Status DeviceRounds::dispatch(Communication& communication,
     with_stream.into = &into;
   }
   const Status status = outcome(communication, run_dispatch(communication, on_device, with_stream, result));
-  if (status.code != StatusCode::kOk) return status;
-  const auto show = [&](TensorView& view) {
-    for (const auto& [host, device] : callers) {
-      if (view.data != device.data) continue;
-      to_host(host, device);
-      view.data = host.data;
-      view.device = {};
-      return;
-    }
-    view = mirror(view);
-  };
+  if (status.code == StatusCode::kOk) show(communication, result);
+  return status;
+}
+
+void DeviceRounds::show(TensorView& view) {
+  for (const auto& [host, device] : callers_) {
+    if (view.data != device.data) continue;
+    to_host(host, device);
+    view.data = host.data;
+    view.device = {};
+    return;
+  }
+  view = mirror(view);
+}
+
+void DeviceRounds::show(const Communication& communication, DispatchResult& result) {
+  mirrors_.clear();
   for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
                            &result.router_logits, &result.eplb_gathered_stats})
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);
   bring_counts(communication, result);
-  return status;
 }
 
 Status DeviceRounds::combine(Communication& communication,

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tokenyard/communication.h"
@@ -19,6 +21,9 @@
 namespace tokenyard::gpu_tests {
 
 void check_cuda(cudaError_t outcome, const char* what);
+
+// Bytes from the first element to behind the last one.
+[[nodiscard]] std::int64_t span_of(const TensorView& view);
 
 // Devices that the tests may use; 0 with the reason where there are none.
 [[nodiscard]] int num_devices(std::string& reason);
@@ -50,15 +55,22 @@ class DeviceRounds {
                  const CombineOptions& options,
                  TensorView& output);
 
+  // Copies a result's tensors and counts to the host, which the result then shows. The stream's work is done on return.
+  void show(const Communication& communication, DispatchResult& result);
+
   // The plan with both hooks set to this object, which must outlive it.
   [[nodiscard]] support::RoundPlan through_device(support::RoundPlan plan);
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
 
+  [[nodiscard]] int device() const { return options_.device; }
+
   // The same tensor in device memory, with its gaps; not given stays so. Valid until the next dispatch.
   TensorView to_device(const TensorView& host);
   void to_host(const TensorView& host, const TensorView& device) const;
   void synchronize() const;
+  // Of the same block, for as long as this object lives.
+  [[nodiscard]] std::byte* keep(std::int64_t bytes);
 
  private:
   Status run_dispatch(Communication& communication,
@@ -74,6 +86,7 @@ class DeviceRounds {
   void spoil_sent() const;
   void bring_counts(const Communication& communication, DispatchResult& result);
   TensorView mirror(const TensorView& device);
+  void show(TensorView& view);
   std::byte* take(std::int64_t bytes);
   Status outcome(Communication& communication, const Status& status) const;
 
@@ -81,10 +94,15 @@ class DeviceRounds {
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
+<<<<<<< HEAD
   std::int64_t sent_begin_ = 0;  // in the arena
   std::int64_t sent_end_ = 0;
+=======
+  std::int64_t kept_ = 0;                              // at the block's end
+>>>>>>> 0f861ddfd8b35de345c29713046da9ede48a26c5
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
+  std::vector<std::pair<TensorView, TensorView>> callers_;  // DispatchOptions::into: host, device
 };
 
 }  // namespace tokenyard::gpu_tests

@@ -91,6 +91,8 @@ std::vector<Shape> shapes() {
     // Many tokens for the blocks there are, so that rows move in bulk: rows of 2000 bytes, and of one stage and 16
     // bytes.
     all.push_back({.hidden_size = 256, .max_tokens = 1500, .spread = spread});
+    for (const int hidden_size : {256, 260})
+      all.push_back({.num_ranks = 1, .hidden_size = hidden_size, .max_tokens = 530, .spread = spread});
     all.push_back({.num_ranks = 4, .hidden_size = 1000, .max_tokens = 600, .spread = spread});
     all.push_back({.hidden_size = 8200, .max_tokens = 530, .spread = spread});
     for (const int num_ranks : {2, 4})

@@ -190,7 +190,6 @@ void check_result(const Communication& communication,
     check_eq(result.hidden_states.shape[0], std::int64_t{communication.num_ranks()}, "blocks");
     check_eq(result.hidden_states.shape[1], tokens, "rows of a block");
   }
-  check(result.handle.valid() || !with_ids, "dispatch gave no handle");
 }
 
 }  // namespace tokenyard::support

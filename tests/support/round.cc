@@ -247,6 +247,7 @@ void dispatch_and_check(Communication& communication,
   if (communication.params().num_experts == 0) options.num_experts = world.spec.params.num_experts;
   check_ok(dispatch(communication, tensors.input(), options, plan, result), "dispatch");
   check_result(communication, world, plan, result);
+  check(result.handle.valid(), "dispatch gave no handle");
   tensors.check_unchanged();
   if (!plan.caller_tensors) return;
   caller.check_used(result);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "engine/cuda/every_rank_engine.h"
 #include "engine/cuda/kernels.h"
@@ -27,6 +28,23 @@ Notice read_notice(const Notice& from) {
   notice.epoch = from.epoch;
   notice.waited_ns = from.waited_ns;
   return notice;
+}
+
+struct Capture {
+  bool going_on = false;  // also when it has failed and is yet to be ended
+  unsigned long long id = 0;
+};
+
+Capture capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  Capture capture;
+  // The default stream says so by an error when another stream, which it would wait for, is captured; it never is.
+  if (cudaStreamGetCaptureInfo(stream, &status, &capture.id) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return {};
+  }
+  capture.going_on = status != cudaStreamCaptureStatusNone;
+  return capture;
 }
 
 }  // namespace
@@ -59,8 +77,7 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
         setup.rank, rank);
   }
   windows_ = make_device_memory(device_, ranks * static_cast<std::int64_t>(sizeof(std::byte*)));
-  check(cudaMemcpy(windows_.get(), pointers.data(), pointers.size() * sizeof(std::byte*), cudaMemcpyHostToDevice),
-        "cudaMemcpy");
+  copy_now(windows_.get(), pointers.data(), pointers.size() * sizeof(std::byte*), cudaMemcpyHostToDevice);
   const std::int64_t board = protocol::align_up(sizeof(Board), 8);
   board_bytes_ = board + (setup.layout.max_chunks() + 1 + ranks) * 4;
   board_ = make_device_memory(device_, board_bytes_);
@@ -85,7 +102,11 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
 
 CudaEngine::~CudaEngine() {
   // Kernels end by their deadlines; they use what is freed next.
-  if (streams_known_) static_cast<void>(cudaStreamSynchronize(last_stream_));
+  try {
+    const DeviceScope scope(device_);
+    synchronize();
+  } catch (const Error&) {  // which whoever uses the device hears of
+  }
 }
 
 void CudaEngine::keep(Round& round, std::unique_ptr<RouteBuffers> buffers) {
@@ -115,16 +136,60 @@ void CudaEngine::check_combine() const {}
 
 cudaStream_t CudaEngine::enter(const Stream& stream) {
   auto* native = static_cast<cudaStream_t>(stream.native);
-  if (streams_known_ && native != last_stream_) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(native, &capture), "cudaStreamIsCapturing");
-    if (capture == cudaStreamCaptureStatusNone) {
-      check(cudaEventRecord(order_.get(), last_stream_), "cudaEventRecord");
-      check(cudaStreamWaitEvent(native, order_.get(), 0), "cudaStreamWaitEvent");
+  const Capture capture = capture_of(native);
+  const auto put_behind = [&](cudaStream_t before) {
+    check(cudaEventRecord(order_.get(), before), "cudaEventRecord");
+    check(cudaStreamWaitEvent(native, order_.get(), 0), "cudaStreamWaitEvent");
+  };
+  if (capture.going_on) {
+    recorded_ = true;
+    // Another branch of the same capture.
+    const bool other = has_entered_ && native != last_stream_;
+    if (other && capture_of(last_stream_).going_on && capture_of(last_stream_).id == capture.id) {
+      put_behind(last_stream_);
     }
+  } else {
+    if (has_run_ && native != ran_on_) {
+      if (capture_of(ran_on_).going_on) {
+        throw Error(ErrorCode::kInvalidState,
+                    "the stream that this communication last ran on is being captured, so nothing can be ordered "
+                    "behind it; end the capture, or stay on that stream",
+                    setup_.rank);
+      }
+      put_behind(ran_on_);
+    }
+    has_run_ = true;
+    ran_on_ = native;
   }
-  streams_known_ = true;
-  return last_stream_ = native;
+  has_entered_ = true;
+  return last_stream_ = told_on_ = native;
+}
+
+// At once, and on the stream of the round: a graph that holds a round without a combine is then whole.
+void CudaEngine::discard(Round& round) {
+  auto* buffers = dynamic_cast<RouteBuffers*>(round.memory.get());
+  if (buffers == nullptr || !std::exchange(buffers->in_use, false)) return;
+  const DeviceScope scope(device_);
+  launch_clear(common_, buffers->view(), last_stream());
+}
+
+void CudaEngine::turn_to(const Stream& stream) {
+  told_on_ = static_cast<cudaStream_t>(stream.native);
+}
+
+bool CudaEngine::records(const Stream& stream) const {
+  const DeviceScope scope(device_);
+  return capture_of(static_cast<cudaStream_t>(stream.native)).going_on;
+}
+
+bool CudaEngine::recording() const {
+  const DeviceScope scope(device_);
+  return (has_entered_ && capture_of(last_stream_).going_on) || (has_run_ && capture_of(ran_on_).going_on);
+}
+
+// Not the device, for that breaks captures of other threads; the caller waits for its graphs.
+void CudaEngine::synchronize() const {
+  if (has_run_) check(cudaStreamSynchronize(ran_on_), "cudaStreamSynchronize");
 }
 
 // The handle's dispatch is behind the combine before on every rank that stamped it, so the section is free.
@@ -168,7 +233,7 @@ void CudaEngine::set_back(std::uint32_t epoch) {
     for (int peer = 0; peer < setup_.num_ranks; ++peer)
       std::memcpy(control.data() + setup_.layout.released(phase, peer), &progress, sizeof(progress));
   }
-  check(cudaMemcpy(window_.own(), control.data(), control.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  copy_now(window_.own(), control.data(), control.size(), cudaMemcpyHostToDevice);
   std::vector<std::byte> board(static_cast<std::size_t>(board_bytes_));
   const auto nanoseconds = [](auto duration) {
     return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
@@ -184,17 +249,17 @@ void CudaEngine::set_back(std::uint32_t epoch) {
   std::vector<std::uint32_t> owed(static_cast<std::size_t>(setup_.num_ranks), epoch);
   const auto at = reinterpret_cast<const std::byte*>(common_.owed) - board_.get();
   std::memcpy(board.data() + at, owed.data(), owed.size() * sizeof(std::uint32_t));
-  check(cudaMemcpy(board_.get(), board.data(), board.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  copy_now(board_.get(), board.data(), board.size(), cudaMemcpyHostToDevice);
   for (const RouteBuffers* route : routes_)
     route->clear();
-  check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  invalid_ids_before_ = num_invalid_ids();
   *common_.host = {};
   told_ = 0;
 }
 
 void CudaEngine::drain() {
   const DeviceScope scope(device_);
-  if (streams_known_) check(cudaStreamSynchronize(last_stream_), "cudaStreamSynchronize");
+  synchronize();
 }
 
 void CudaEngine::reset(std::uint32_t epoch) {
@@ -204,18 +269,25 @@ void CudaEngine::reset(std::uint32_t epoch) {
 
 std::uint32_t CudaEngine::latest_epoch() const {
   const DeviceScope scope(device_);
-  if (streams_known_) check(cudaStreamSynchronize(last_stream_), "cudaStreamSynchronize");
+  synchronize();
   Board board{};
-  check(cudaMemcpy(&board, board_.get(), sizeof(board), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  copy_now(&board, board_.get(), sizeof(board), cudaMemcpyDeviceToHost);
   const std::uint32_t dispatch = board.epochs[protocol::kDispatchPhase];
   const std::uint32_t combine = board.epochs[protocol::kCombinePhase];
   return protocol::reached(dispatch, combine) ? dispatch : combine;
 }
 
+// The device may store the count at any time.
+std::int64_t CudaEngine::num_invalid_ids() const {
+  const std::atomic_ref<std::uint64_t> word(common_.host->invalid_ids);
+  return invalid_ids_before_ + static_cast<std::int64_t>(word.load(std::memory_order_relaxed));
+}
+
 PeerStatistics CudaEngine::statistics() const {
   return {.waited = std::vector<std::chrono::nanoseconds>(static_cast<std::size_t>(setup_.num_ranks)),
           .num_dispatches = num_dispatches_,
-          .num_combines = num_combines_};
+          .num_combines = num_combines_,
+          .num_invalid_ids = num_invalid_ids()};
 }
 
 }  // namespace tokenyard::engine::cuda

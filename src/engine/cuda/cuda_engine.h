@@ -32,6 +32,15 @@ class CudaEngine : public Engine {
   Status acquire_combine_section() override;
   [[nodiscard]] Status fault() const override;
   [[nodiscard]] Status poll() override;
+  void discard(Round& round) override;
+  void turn_to(const Stream& stream) override;
+  [[nodiscard]] bool records(const Stream& stream) const override;
+  [[nodiscard]] bool recording() const override;
+
+  [[nodiscard]] bool recorded() const override { return recorded_; }
+
+  [[nodiscard]] int max_blocks() const override { return max_blocks_; }
+
   void drain() override;
   void reset(std::uint32_t epoch) override;
   [[nodiscard]] std::uint32_t latest_epoch() const override;
@@ -41,7 +50,7 @@ class CudaEngine : public Engine {
   CudaEngine(const Setup& setup, fabric::Window& window);
 
   // The stream on which the next operation goes; operations of one communication are one sequence whatever streams they
-  // are on.
+  // are on, and so are those of one capture. Between the two the caller orders, by when it launches its graphs.
   cudaStream_t enter(const Stream& stream);
   // Blocks for `work` equal parts: all of them are resident, together with those of other ranks on the device.
   [[nodiscard]] int blocks_for(std::int64_t work, int num_sms) const;
@@ -56,8 +65,8 @@ class CudaEngine : public Engine {
 
   [[nodiscard]] int device() const { return device_; }
 
-  // Of the operation before the next.
-  [[nodiscard]] cudaStream_t last_stream() const { return last_stream_; }
+  // `enter` for what has no stream of its own: that of the operation before, or the one turned to since.
+  cudaStream_t last_stream() { return enter({told_on_}); }
 
   void count_dispatch() { ++num_dispatches_; }
 
@@ -66,6 +75,8 @@ class CudaEngine : public Engine {
  private:
   // Sets this communication's own words and boards to the state before epoch + 1. Nothing of it may run.
   void set_back(std::uint32_t epoch);
+  void synchronize() const;
+  [[nodiscard]] std::int64_t num_invalid_ids() const;
   [[nodiscard]] Status status_of(const Notice& notice, StatusCode code) const;
 
   Setup setup_;
@@ -76,14 +87,19 @@ class CudaEngine : public Engine {
   DeviceMemory windows_;  // the pointers to them
   DeviceMemory board_;    // Board, arrivals, owed
   std::int64_t board_bytes_ = 0;
-  PinnedMemory host_;                  // HostBoard
-  std::vector<RouteBuffers*> routes_;  // of all handles
-  cudaStream_t last_stream_ = nullptr;
-  bool streams_known_ = false;
+  PinnedMemory host_;                   // HostBoard
+  std::vector<RouteBuffers*> routes_;   // of all handles
+  cudaStream_t last_stream_ = nullptr;  // of the last operation that ran or was recorded
+  cudaStream_t told_on_ = nullptr;
+  cudaStream_t ran_on_ = nullptr;  // of the last that ran
+  bool has_run_ = false;
+  bool has_entered_ = false;
+  bool recorded_ = false;
   Event order_;
   std::uint64_t told_ = 0;  // phase and epoch of the last notice that poll() gave
   std::int64_t num_dispatches_ = 0;
   std::int64_t num_combines_ = 0;
+  std::int64_t invalid_ids_before_ = 0;  // what the board had counted at the last reset
 };
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window);

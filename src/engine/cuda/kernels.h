@@ -10,7 +10,7 @@
 
 namespace tokenyard::engine::cuda {
 
-// Throws kSystem with CUDA's words unless `outcome` is cudaSuccess.
+// Throws with CUDA's words, as fabric::cuda::require, unless `outcome` is cudaSuccess.
 void check(cudaError_t outcome, const char* what);
 
 // Whether the current device has bulk copies, and as much shared memory for a block of the kernel besides its own; it

@@ -7,18 +7,14 @@
 #include "tokenyard/error.h"
 
 #include "engine/cuda/kernels.h"
+#include "fabric/cuda/driver.h"
 
 namespace tokenyard::engine::cuda {
 
 void check(cudaError_t outcome, const char* what) {
   if (outcome == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
-  throw Error(ErrorCode::kSystem, std::string(what)
-                                          .append(" failed: ")
-                                          .append(cudaGetErrorString(outcome))
-                                          .append(" (")
-                                          .append(cudaGetErrorName(outcome)) +
-                                      ")");
+  fabric::cuda::require(outcome, what);
 }
 
 DeviceScope::DeviceScope(int device) {
@@ -50,10 +46,14 @@ DeviceMemory make_device_memory(int device, std::int64_t bytes) {
   void* memory = nullptr;
   check(cudaMalloc(&memory, size), "cudaMalloc");
   DeviceMemory owned(static_cast<std::byte*>(memory), FreeDevice{device});
-  // Not on the default stream, which waits for others.
   check(cudaMemsetAsync(memory, 0, size, cudaStreamPerThread), "cudaMemsetAsync");
   check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
   return owned;
+}
+
+void copy_now(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  check(cudaMemcpyAsync(to, from, bytes, kind, cudaStreamPerThread), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
 }
 
 PinnedMemory make_pinned_memory(int device, std::int64_t bytes) {
@@ -98,7 +98,8 @@ RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
 
 void RouteBuffers::clear() const {
   const DeviceScope scope(memory_.get_deleter().device);
-  check(cudaMemset(memory_.get(), 0, static_cast<std::size_t>(bytes_)), "cudaMemset");
+  check(cudaMemsetAsync(memory_.get(), 0, static_cast<std::size_t>(bytes_), cudaStreamPerThread), "cudaMemsetAsync");
+  check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
 }
 
 }  // namespace tokenyard::engine::cuda

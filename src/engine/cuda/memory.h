@@ -43,6 +43,8 @@ using PinnedMemory = std::unique_ptr<std::byte, FreePinned>;
 
 // Zeroed; complete on return. Throw kSystem with CUDA's words.
 [[nodiscard]] DeviceMemory make_device_memory(int device, std::int64_t bytes);
+// Complete on return, whatever other streams do: not on the default stream, which waits for others.
+void copy_now(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 // Reached by the device under the same address.
 [[nodiscard]] PinnedMemory make_pinned_memory(int device, std::int64_t bytes);
 

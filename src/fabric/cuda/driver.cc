@@ -109,16 +109,27 @@ std::string error_text(cudaError_t error) {
          "): " + cudaGetErrorString(error);
 }
 
+namespace {
+
+// The driver's and the runtime's numbers are the same.
+[[noreturn]] void fail(int number, const std::string& text) {
+  if (number >= cudaErrorStreamCaptureUnsupported && number <= cudaErrorStreamCaptureWrongThread) {
+    throw Error(ErrorCode::kInvalidState,
+                text +
+                    "; inside a stream capture only rounds can be recorded: make, grow, reset and destroy a "
+                    "communication outside of it");
+  }
+  throw Error(number == cudaErrorNotSupported ? ErrorCode::kUnsupported : ErrorCode::kSystem, text);
+}
+
+}  // namespace
+
 void require(const Driver& cu, CUresult result, std::string_view call, std::string_view about) {
-  if (result == CUDA_SUCCESS) return;
-  throw Error(result == CUDA_ERROR_NOT_SUPPORTED ? ErrorCode::kUnsupported : ErrorCode::kSystem,
-              failure_text(call, about, error_text(cu, result)));
+  if (result != CUDA_SUCCESS) fail(static_cast<int>(result), failure_text(call, about, error_text(cu, result)));
 }
 
 void require(cudaError_t error, std::string_view call, std::string_view about) {
-  if (error == cudaSuccess) return;
-  throw Error(error == cudaErrorNotSupported ? ErrorCode::kUnsupported : ErrorCode::kSystem,
-              failure_text(call, about, error_text(error)));
+  if (error != cudaSuccess) fail(static_cast<int>(error), failure_text(call, about, error_text(error)));
 }
 
 }  // namespace tokenyard::fabric::cuda

@@ -61,7 +61,8 @@ struct Driver {
 [[nodiscard]] std::string error_text(cudaError_t error);
 
 // Throws unless `result` is success: "cuMemCreate of 4096 bytes failed: CUDA_ERROR_...". kUnsupported when that is what
-// CUDA says, else kSystem. `about` tells more of the call: "of 4096 bytes".
+// CUDA says, kInvalidState when a stream capture is in the way, else kSystem. `about` tells more of the call: "of 4096
+// bytes".
 void require(const Driver& cu, CUresult result, std::string_view call, std::string_view about = {});
 void require(cudaError_t error, std::string_view call, std::string_view about = {});
 
