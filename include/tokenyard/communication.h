@@ -40,9 +40,7 @@ class Core;
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
 // same operation. Ids that are no experts are dropped, and counted (PeerStatistics). A rank's communications run in one
 // order, the same on all ranks that share a device, or side by side with num_sms that fit the device together.
-// docs/cuda_graphs.md tells of streams and what may be captured. A fault names the peer that was waited for. So far: one
-// round at a
-// time, no RouteQuery.
+// docs/cuda_graphs.md tells of streams and what may be captured. A fault names the peer that was waited for.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };
