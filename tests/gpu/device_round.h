@@ -94,12 +94,9 @@ class DeviceRounds {
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
-<<<<<<< HEAD
   std::int64_t sent_begin_ = 0;  // in the arena
   std::int64_t sent_end_ = 0;
-=======
   std::int64_t kept_ = 0;                              // at the block's end
->>>>>>> 0f861ddfd8b35de345c29713046da9ede48a26c5
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
   std::vector<std::pair<TensorView, TensorView>> callers_;  // DispatchOptions::into: host, device
