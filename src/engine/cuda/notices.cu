@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
     abort_combine(const __grid_constant__ Common common, const __grid_constant__ RouteMemory route, bool small) {
   if (load_relaxed_device(&common.board->failed) != 0 || load_relaxed_device(route.state + kRouteAborted) != 0) return;
   const std::uint32_t dispatch = common.board->epochs[protocol::kDispatchPhase];
-  if (load_relaxed_device(route.state + kSmallRouteAborted) == tag_of(dispatch)) return;
+  if (load_relaxed_device(route.state + kSmallRouteAborted) == mark_of(dispatch)) return;
   const std::uint32_t epoch = common.board->epochs[protocol::kCombinePhase] + 1;
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
     const std::uint64_t* word = progress_of(common, common.rank, protocol::kCombinePhase, peer);

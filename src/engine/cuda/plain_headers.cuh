@@ -15,19 +15,16 @@ __device__ __forceinline__ int phase_index(Phase phase) {
   return phase == Phase::kDispatch ? protocol::kDispatchPhase : protocol::kCombinePhase;
 }
 
-// Words of a route that tell of a small round that was given up hold the tag of the operation's epoch, so nobody has to
+// Words of a route that tell of a small round that was given up hold the mark of the operation's epoch, so nobody has to
 // clear them.
-__device__ __forceinline__ std::uint32_t tag_of(std::uint32_t epoch) {
-  return static_cast<std::uint32_t>(flag_of(epoch, 0));
-}
 
 // As give_up, of a small round.
 __device__ inline void give_up_small(const Common& common,
                                      std::uint32_t* state,
                                      NoticeKind kind,
                                      const Awaited& awaited) {
-  const std::uint32_t tag = tag_of(awaited.epoch);
-  if (atomicExch(state, tag) != tag) leave_notice(common.host->aborted, kind, awaited, 0);
+  const std::uint32_t mark = mark_of(awaited.epoch);
+  if (atomicExch(state, mark) != mark) leave_notice(common.host->aborted, kind, awaited, 0);
 }
 
 // By one thread. Whether this rank has given the operation up, or does now because of what the peer says. `state` is
@@ -35,7 +32,7 @@ __device__ inline void give_up_small(const Common& common,
 __device__ __noinline__ inline bool given_up_plainly(const Common& common,
                                                      std::uint32_t* state,
                                                      const Awaited& awaited) {
-  if (load_relaxed_device(state) == tag_of(awaited.epoch)) return true;
+  if (load_relaxed_device(state) == mark_of(awaited.epoch)) return true;
   const protocol::HeaderLine* header =
       header_of(common, common.rank, phase_index(awaited.phase), awaited.epoch, awaited.peer);
   // Pairs with stamp_header, write_headers and stamp_aborted.

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1) small_combine(const __grid_consta
   const Common& common = task.common;
   Call call{read_start(common, protocol::kCombinePhase), false, 0, 0};
   const std::uint32_t dispatch = read_start(common, protocol::kDispatchPhase).epoch;
-  call.aborted = __ldcg(task.route.state + kSmallRouteAborted) == tag_of(dispatch);
+  call.aborted = __ldcg(task.route.state + kSmallRouteAborted) == mark_of(dispatch);
   call.epoch = call.start.epoch + (task.sends ? 1U : 0U);
   call.flag = flag_of(call.epoch, static_cast<std::uint32_t>(task.hidden));
   if (task.sends && !push<Wire>(task, call)) return;

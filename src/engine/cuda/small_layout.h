@@ -26,7 +26,7 @@ namespace tokenyard::engine::cuda {
 inline constexpr std::int64_t kDataLineBytes = 128;
 inline constexpr int kLineThreads = 8;  // that store or load a line, 16 bytes each
 inline constexpr int kLineWords = 15;   // of 8 bytes, besides the flag
-inline constexpr std::int64_t kLineData = 8 * kLineWords;
+inline constexpr std::int64_t kLineData = std::int64_t{8} * kLineWords;
 inline constexpr int kSmallLanes = 6;   // payloads of a small round besides the ids, at most
 inline constexpr int kSmallTopK = 32;   // a pick for each lane of a warp
 inline constexpr int kSmallRanks = 32;  // in one word
@@ -38,10 +38,14 @@ TOKENYARD_HD constexpr std::int64_t lines_of(std::int64_t bytes) {
   return protocol::ceil_div(bytes, kLineData);
 }
 
-// The flag of an operation's lines: what both sides must agree on, and the epoch. Never 0, which is what memory holds
-// that nobody wrote; neighbours whose flags are equal differ in parity.
+// An epoch's mark in words that hold 0 when nobody has written them. Epochs that share one are half of all apart.
+TOKENYARD_HD constexpr std::uint32_t mark_of(std::uint32_t epoch) {
+  return epoch == 0 ? std::uint32_t{1} << 31 : epoch;
+}
+
+// The flag of an operation's lines: what both sides must agree on, and the epoch's mark.
 TOKENYARD_HD constexpr std::uint64_t flag_of(std::uint32_t epoch, std::uint32_t agreed) {
-  return static_cast<std::uint64_t>(agreed) << 32 | (epoch == 0xFFFFFFFFU ? 1 : epoch + 1);
+  return static_cast<std::uint64_t>(agreed) << 32 | mark_of(epoch);
 }
 
 // A sign is two words that are each whole by themselves: whether the token comes and how many tokens its source has,
@@ -81,10 +85,11 @@ struct SmallLayout {
     small.start = protocol::align_up(layout.bytes(), kDataLineBytes);
     small.num_ranks = shape.num_ranks;
     const std::int64_t lines =
-        lines_of(shape.row_capacity + shape.extra_capacity) + kSmallLanes + lines_of(4 * kSmallTopK);
+        lines_of(shape.row_capacity + shape.extra_capacity) + kSmallLanes + lines_of(std::int64_t{4} * kSmallTopK);
     small.packet_bytes = lines * kDataLineBytes;
     small.row_bytes = lines_of(shape.combine_row_bytes) * kDataLineBytes;
-    const std::int64_t most = kSmallBytes / (2 * shape.num_ranks * (kSignBytes + small.packet_bytes + small.row_bytes));
+    const std::int64_t most =
+        kSmallBytes / (std::int64_t{2} * shape.num_ranks * (kSignBytes + small.packet_bytes + small.row_bytes));
     small.tokens = shape.max_tokens < kSmallTokens ? shape.max_tokens : kSmallTokens;
     if (small.tokens > most) small.tokens = most;
     small.packets = small.start + protocol::align_up(small.slots() * kSignBytes, kDataLineBytes);
@@ -110,13 +115,15 @@ struct SmallLayout {
   }
 
  private:
-  TOKENYARD_HD constexpr std::int64_t slots() const { return 2 * num_ranks * tokens; }
+  TOKENYARD_HD constexpr std::int64_t slots() const { return std::int64_t{2} * num_ranks * tokens; }
 
   // There are not many of them.
   TOKENYARD_HD constexpr std::int64_t slot(std::uint32_t epoch, int from, std::int64_t token) const {
     const auto all = static_cast<std::uint32_t>(tokens);
-    return (epoch % 2 * static_cast<std::uint32_t>(num_ranks) + static_cast<std::uint32_t>(from)) * all +
-           static_cast<std::uint32_t>(token);
+    const std::uint32_t index =
+        (epoch % 2 * static_cast<std::uint32_t>(num_ranks) + static_cast<std::uint32_t>(from)) * all +
+        static_cast<std::uint32_t>(token);
+    return index;
   }
 };
 
