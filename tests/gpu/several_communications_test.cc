@@ -135,7 +135,7 @@ TEST_P(SeveralOnGpu, HandlesMayEndWithoutACombine) {
     for (int round = 0; round < 60; ++round) {
       one.world(round).dispatch(one.communication, stream);
       if (round % 3 == 1) {
-        one.world(round).drop();  // at once; otherwise in the next dispatch into the same result, or in its combine
+        one.world(round).drop();
       } else if (round % 5 != 2) {
         one.world(round).combine(one.communication, stream);
       } else {
@@ -146,7 +146,11 @@ TEST_P(SeveralOnGpu, HandlesMayEndWithoutACombine) {
           options.stream.native = stream;
           static_cast<void>(one.communication.dispatch({}, options, another));
         });
-        if (round % 2 == 0) one.world(round).combine(one.communication, stream);
+        if (round % 2 == 0) {
+          one.world(round).combine(one.communication, stream);
+        } else {
+          one.world(round).drop();
+        }
       }
     }
     one.check(stream);
