@@ -270,12 +270,14 @@ __global__ void __launch_bounds__(kThreads, 1) small_combine(const __grid_consta
   call.aborted = __ldcg(task.route.state + kSmallRouteAborted) == mark_of(dispatch);
   call.epoch = call.start.epoch + (task.sends ? 1U : 0U);
   call.flag = flag_of(call.epoch, static_cast<std::uint32_t>(task.hidden));
-  if (task.sends && !push<Wire>(task, call)) return;
-  // No rank combines a round that was given up, so it uses up no epoch.
-  if (call.start.failed != 0 || call.aborted) return;
-  if (task.receives) sum<Wire, To>(task, call);
-  __syncthreads();
-  if (task.sends) advance_block(common, protocol::kCombinePhase, call.epoch);
+  // No rank combines a round that was given up, so it uses up no epoch; but it ends here.
+  const bool combines = !task.sends || push<Wire>(task, call);
+  if (call.start.failed != 0) return;
+  if (combines && !call.aborted) {
+    if (task.receives) sum<Wire, To>(task, call);
+    __syncthreads();
+    if (task.sends) advance_block(common, protocol::kCombinePhase, call.epoch);
+  }
   if (task.receives && blockIdx.x == 0) settle(task);
 }
 
