@@ -13,6 +13,10 @@ namespace tokenyard::engine::cuda {
 // Throws kSystem with CUDA's words unless `outcome` is cudaSuccess.
 void check(cudaError_t outcome, const char* what);
 
+// For a kernel with this much of its block's shared memory for bulk copies: false where the current device has not as
+// much, or no bulk copies.
+[[nodiscard]] bool load_with_ring(const void* kernel, int ring_bytes);
+
 void load_rank_major_dispatch();
 void launch_rank_major_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream);
 // The same for many tokens, with rows that move in bulk. Loading is false where the current device cannot: then it is

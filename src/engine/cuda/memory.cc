@@ -21,6 +21,21 @@ void check(cudaError_t outcome, const char* what) {
                                       ")");
 }
 
+bool load_with_ring(const void* kernel, int ring_bytes) {
+  int device = 0;
+  int major = 0;
+  int most_shared = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "cudaDeviceGetAttribute");
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+  if (major < 9 || static_cast<int>(attributes.sharedSizeBytes) + ring_bytes > most_shared) return false;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ring_bytes), "loading a kernel");
+  return true;
+}
+
 DeviceScope::DeviceScope(int device) {
   check(cudaGetDevice(&before_), "cudaGetDevice");
   if (before_ == device) return;
@@ -76,8 +91,8 @@ Event make_event(int device) {
   return Event(event);
 }
 
-// [masks] [ranks of tokens] [rows sent] [rows received] [tokens] [state]
-RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
+// [masks] [ranks of tokens] [rows sent] [rows received] [tokens] [state] [extra]
+RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout, std::int64_t extra_bytes) {
   const protocol::WindowShape& shape = layout.shape();
   const std::int64_t ranks = shape.num_ranks;
   view_.words = static_cast<int>(protocol::ceil_div(ranks, kWordBits));
@@ -85,9 +100,11 @@ RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
   view_.small_chunks = static_cast<int>(protocol::num_chunks(SmallLayout::of(layout).tokens, shape.tokens_per_chunk));
   const std::int64_t masks = ranks * layout.max_chunks() * 8;
   const std::int64_t sets = shape.max_tokens * view_.words * 4;
-  bytes_ = masks + sets + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4;
+  const std::int64_t extra = protocol::align_up(masks + sets + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4, 16);
+  bytes_ = extra + extra_bytes;
   memory_ = make_device_memory(device, bytes_);
   std::byte* at = memory_.get();
+  extra_ = at + extra;
   view_.masks = reinterpret_cast<std::uint64_t*>(at);
   view_.ranks_of_token = reinterpret_cast<std::uint32_t*>(at += masks);
   view_.rows_sent = reinterpret_cast<std::uint32_t*>(at += sets);

@@ -8,19 +8,9 @@
 
 #include "engine/cuda/access_unit.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/requests.h"
 
 namespace tokenyard::engine::cuda {
-namespace {
-
-// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
-bool better_in_bulk(const DispatchTask& task, int blocks) {
-  constexpr std::int64_t kTokensPerBlock = 2;
-  return task.sends && task.num_tokens > kTokensPerBlock * blocks &&
-         std::any_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, moves_in_bulk);
-}
-
-}  // namespace
-
 RankMajorEngine::RankMajorEngine(const Setup& setup, fabric::Window& window)
     : CudaEngine(setup, window), small_(SmallLayout::of(setup.layout)) {
   const DeviceScope scope(device());
@@ -42,16 +32,8 @@ void RankMajorEngine::plan(const DispatchRequest& request, Round& round) {
 void RankMajorEngine::add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     const PayloadRows& payload = request.payloads[i];
-    const protocol::Plane& plane = round.planes.planes[i];
     if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
-    const std::uint64_t all = bits_of(payload.data) | bits_of(payload.stride) | bits_of(plane.offset) |
-                              bits_of(plane.stride) | bits_of(payload.row_bytes);
-    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = {.from = payload.data,
-                                                              .from_stride = payload.stride,
-                                                              .offset = plane.offset,
-                                                              .stride = plane.stride,
-                                                              .row_bytes = payload.row_bytes,
-                                                              .unit = unit_of(all)};
+    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane_of(payload, round.planes.planes[i]);
   }
 }
 
@@ -60,43 +42,16 @@ void RankMajorEngine::add_outputs(const DispatchRequest& request, const Round& r
   task.gathered_stats = request.outputs.stats;
   for (std::size_t i = 0; i < request.outputs.planes.size(); ++i) {
     const OutputPlane& output = request.outputs.planes[i];
-    const protocol::Plane& plane = round.planes.planes[i];
     if (output.data == nullptr || i == protocol::kIdsPlane) continue;
-    const std::uint64_t all = bits_of(output.data) | bits_of(output.block_stride) | bits_of(output.row_stride) |
-                              bits_of(output.row_bytes) | bits_of(plane.offset) | bits_of(plane.stride);
-    task.copied[static_cast<std::size_t>(task.num_copied++)] = {.data = output.data,
-                                                                .block_stride = output.block_stride,
-                                                                .row_stride = output.row_stride,
-                                                                .row_bytes = output.row_bytes,
-                                                                .offset = plane.offset,
-                                                                .stride = plane.stride,
-                                                                .unit = unit_of(all)};
+    task.copied[static_cast<std::size_t>(task.num_copied++)] = copied_of(output, round.planes.planes[i]);
   }
-}
-
-// Before the receive half no outputs are placed, and `to` is null.
-Ids RankMajorEngine::ids_of(const DispatchRequest& request, const Round& round) const {
-  const protocol::Plane& plane = round.planes.planes[protocol::kIdsPlane];
-  const OutputPlane& output = request.outputs.planes[protocol::kIdsPlane];
-  return {.from = static_cast<const std::byte*>(request.topk_ids.data),
-          .from_stride = request.topk_ids.row_stride_bytes(),
-          .offset = plane.offset,
-          .stride = plane.stride,
-          .from_i64 = request.topk_ids.dtype == Dtype::kI64,
-          .to = output.data,
-          .to_block_stride = output.block_stride,
-          .to_row_stride = output.row_stride,
-          .to_i64 = output.dtype == Dtype::kI64,
-          .top_k = setup().params.top_k,
-          .num_experts = setup().params.num_experts,
-          .invalid_id = setup().params.invalid_expert_id};
 }
 
 DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
   DispatchTask task;
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  task.ids = ids_of(request, round);
+  task.ids = ids_of(request, round.planes.planes[protocol::kIdsPlane], setup().params);
   task.num_tokens = request.num_tokens;
   task.rows_per_block = request.tokens_per_rank;
   task.num_tokens_on_device = request.num_tokens_on_device;
@@ -118,7 +73,7 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
-  task.ids = ids_of(request, round);
+  task.ids = ids_of(request, round.planes.planes[protocol::kIdsPlane], setup().params);
   task.num_tokens = request.num_tokens;
   task.num_tokens_on_device = request.num_tokens_on_device;
   task.rows_per_block = request.tokens_per_rank;
@@ -155,7 +110,8 @@ void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRe
       protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup().layout.shape().tokens_per_chunk);
   const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup().num_ranks, kWarps) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens : 0, waits), request.num_sms);
-  const auto launch = bulk_ && better_in_bulk(task, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
+  const auto launch =
+      bulk_ && gains_from_bulk(task, task.num_tokens, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
   launch(task, blocks, enter(request.stream));
 }
 
@@ -251,18 +207,8 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   task.sends = combine_.receives;  // in one call
   task.receives = true;
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  const TensorView& output = target.output;
-  task.output = static_cast<std::byte*>(output.data);
-  task.output_stride = output.row_stride_bytes();
-  task.output_dtype = output.dtype;
-  std::uint64_t all = bits_of(output.data) | bits_of(task.output_stride);
-  for (std::size_t i = 0; i < target.bias.size(); ++i) {
-    if (!target.bias[i].defined()) continue;
-    task.bias[i] = static_cast<const std::byte*>(target.bias[i].data);
-    task.bias_stride[i] = target.bias[i].row_stride_bytes();
-    all |= bits_of(task.bias[i]) | bits_of(task.bias_stride[i]);
-  }
-  const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(output.dtype));
+  const std::uint64_t all = set_target(target, task);
+  const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(task.output_dtype));
   if (target.in_one_call && round.tokens_per_rank <= small_.tokens) {
     const DeviceScope scope(device());
     task.small = small_;

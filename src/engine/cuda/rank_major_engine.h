@@ -28,7 +28,6 @@ class RankMajorEngine final : public CudaEngine {
  private:
   [[nodiscard]] bool is_small(const DispatchRequest& request) const;
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
-  [[nodiscard]] Ids ids_of(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;
   void add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;

@@ -35,6 +35,7 @@ struct alignas(16) Board {
   std::uint64_t deadline_ns = 0;        // of one wait
   std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
   std::uint64_t invalid_ids = 0;        // ids that are no experts, since creation: their picks were dropped
+  std::uint64_t missing_rows = 0;       // of this rank's tokens that receivers had dropped, in all combines
 };
 
 enum class NoticeKind : std::uint32_t { kNone, kTimeout, kAborted, kMismatch };
@@ -52,6 +53,7 @@ struct HostBoard {
   Notice fault;    // sticky
   Notice aborted;  // the last operation that a peer gave up, or in which ranks passed what must agree and did not
   std::uint64_t invalid_ids;
+  std::uint64_t missing_rows;
 };
 
 // What a dispatch leaves for its combine, in device memory that a handle owns.
@@ -68,8 +70,8 @@ struct RouteMemory {
 };
 
 // kRouteAborted: the dispatch was given up by a rank, and no rank will combine it. kCombineAborted: an owner of this
-// rank's rows gave the combine up.
-enum RouteWord : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteWords };
+// rank's rows gave the combine up. Final places: the dispatch's epoch, and the rows received in all.
+enum RouteWord : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteEpoch, kRouteRows, kRouteWords };
 
 // What every kernel of a communication is given.
 struct Common {
@@ -98,6 +100,17 @@ struct Lane {
 TOKENYARD_HD constexpr bool moves_in_bulk(const Lane& lane) {
   constexpr std::int64_t kLeastBytes = 512;
   return lane.unit == 16 && lane.row_bytes >= kLeastBytes;
+}
+
+// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
+template <class Task>
+bool gains_from_bulk(const Task& task, std::int64_t num_tokens, int blocks) {
+  constexpr std::int64_t kTokensPerBlock = 2;
+  if (!task.sends || num_tokens <= kTokensPerBlock * blocks) return false;
+  for (int i = 0; i < task.num_lanes; ++i) {
+    if (moves_in_bulk(task.lanes[static_cast<unsigned>(i)])) return true;
+  }
+  return false;
 }
 
 // Where the rows of one plane of the result go, when not to where they arrive.
@@ -197,6 +210,7 @@ struct CombineTask {
   Dtype rows_dtype = Dtype::kBf16;  // on the wire
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
+  std::int64_t row_limit = 0;  // final places: rows of the dispatch that this rank kept
   SmallLayout small{};
   bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire
   bool sends = true;
