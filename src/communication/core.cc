@@ -66,8 +66,10 @@ void Core::release_views(Route& route) {
 // A round whose result outlives the window's rows lasts until its combine is complete.
 bool Core::in_flight(const Route& route) const {
   if (route.views_open) return true;
-  // On a GPU so does any: what tells of its rows is used again by the next.
-  return (protocol::by_expert(limits_.plan.spec.placement) || limits_.device.kind == DeviceKind::kCuda) &&
+  // On a GPU so does any whose route is used again by the next; compact rows' belongs to the handle.
+  const protocol::Placement placement = limits_.plan.spec.placement;
+  const bool on_device = limits_.device.kind == DeviceKind::kCuda && placement != protocol::Placement::kCompact;
+  return (protocol::by_expert(placement) || on_device) &&
          (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
           route.state == RouteState::kCombining);
 }

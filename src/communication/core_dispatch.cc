@@ -139,6 +139,7 @@ Status Core::receive(Route& route) {
   try {
     if (route.state == RouteState::kReceived || route.landed) {
       engine_->fill(route.request, route.round);
+      if (limits_.device.kind == DeviceKind::kCuda) status.code = StatusCode::kEnqueued;
     } else {
       status = engine_->dispatch_receive(route.request, route.round);
     }

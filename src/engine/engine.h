@@ -89,6 +89,8 @@ struct DispatchRequest {
   std::int64_t agreed = kNotGiven;
   const char* agreed_name = "";
   std::int64_t row_limit = 0;  // final places: rows to keep
+  // Final places: the result has that many rows whatever comes, so the host need not know how many do.
+  bool fixed_rows = false;
   std::int64_t tokens_per_rank = 0;
   DispatchOutputs outputs{};  // set before the receive half
   // Both halves run in one call, so an engine may do all of it in the second.
@@ -195,7 +197,7 @@ struct EngineInfo {
   EngineKind kind;
   DeviceKind memory;  // of its windows and tensors
   // What it needs of a window behind the layout, for encodings of its own.
-  std::int64_t (*extra_window_bytes)(const protocol::WindowLayout& layout);
+  std::int64_t (*extra_window_bytes)(const protocol::WindowLayout& layout, const MoeParams& params);
   std::unique_ptr<Engine> (*make)(const Setup& setup, fabric::Window& window);
 };
 

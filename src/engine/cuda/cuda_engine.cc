@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "engine/cuda/compact_engine.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
@@ -33,8 +34,13 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
   if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
     return std::make_unique<RankMajorEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
-              setup.rank);
+  if (setup.spec.placement == protocol::Placement::kCompact && setup.spec.transport == protocol::Transport::kWindow) {
+    return std::make_unique<CompactEngine>(setup, window);
+  }
+  throw Error(
+      ErrorCode::kUnsupported,
+      "the CUDA engine moves rank-major and compact rows through windows (`one_sided`, `high_throughput`) so far",
+      setup.rank);
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)

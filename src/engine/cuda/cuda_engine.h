@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/cuda/expert_counts.h"
 #include "engine/cuda/memory.h"
 #include "engine/cuda/tasks.h"
 #include "engine/engine.h"
@@ -93,7 +94,10 @@ inline constexpr EngineInfo kCudaEngine{
     .description = "kernels on GPUs that reach each other's memory, on the caller's streams",
     .kind = EngineKind::kCuda,
     .memory = DeviceKind::kCuda,
-    .extra_window_bytes = [](const protocol::WindowLayout& layout) { return SmallLayout::of(layout).bytes(); },
+    .extra_window_bytes =
+        [](const protocol::WindowLayout& layout, const MoeParams& params) {
+          return SmallLayout::of(layout).bytes() + ExpertCounts::of(layout, params.num_experts).bytes();
+        },
     .make = make_cuda_engine,
 };
 
