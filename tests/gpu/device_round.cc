@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/device_round.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -12,7 +13,7 @@ namespace {
 
 // Bytes from the first element to behind the last one.
 std::int64_t span_of(const TensorView& view) {
-  if (view.num_elements() == 0) return 0;
+  if (!view.defined() || view.num_elements() == 0) return 0;
   std::int64_t last = 0;
   for (int i = 0; i < view.num_dims; ++i) {
     const auto at = static_cast<std::size_t>(i);
@@ -37,26 +38,36 @@ int num_devices(std::string& reason) {
 
 namespace {
 
+std::int64_t id_at(const TensorView& ids, std::int64_t row, int slot) {
+  const std::byte* at = support::row_of(ids, row);
+  return ids.dtype == Dtype::kI64 ? reinterpret_cast<const std::int64_t*>(at)[slot]
+                                  : std::int64_t{reinterpret_cast<const std::int32_t*>(at)[slot]};
+}
+
 // Not counted on the device; what the ids say, which are checked themselves.
-void count_experts(const Communication& communication, DispatchResult& result) {
-  const MoeParams& params = communication.params();
-  const std::int64_t first = support::first_expert_of(params, communication.rank(), communication.num_ranks());
-  const std::int64_t num = support::num_experts_of(params, communication.rank(), communication.num_ranks());
+void count_experts(const Communication& communication, int alignment, DispatchResult& result) {
   std::vector<std::int64_t>& counts = result.counts.rows_per_expert;
+  std::vector<std::int64_t>& aligned = result.counts.aligned_rows_per_expert;
+  counts.clear();
+  aligned.clear();
+  if (!result.topk_ids.defined()) return;
+  const MoeParams& params = communication.params();
+  const bool local = communication.contract().id_space == IdSpace::kLocal;
+  const std::int64_t first =
+      local ? 0 : support::first_expert_of(params, communication.rank(), communication.num_ranks());
+  const std::int64_t num = support::num_experts_of(params, communication.rank(), communication.num_ranks());
   counts.assign(static_cast<std::size_t>(num), 0);
   for (std::int64_t row = 0; row < support::num_flat_rows(result.topk_ids); ++row) {
     std::set<std::int64_t> experts;
     for (int slot = 0; slot < params.top_k; ++slot) {
-      const std::byte* ids = support::row_of(result.topk_ids, row);
-      const bool wide = result.topk_ids.dtype == Dtype::kI64;
-      const std::int64_t id = wide ? reinterpret_cast<const std::int64_t*>(ids)[slot]
-                                   : std::int64_t{reinterpret_cast<const std::int32_t*>(ids)[slot]};
+      const std::int64_t id = id_at(result.topk_ids, row, slot);
       if (id >= first && id < first + num) experts.insert(id - first);
     }
     for (const std::int64_t expert : experts)
       ++counts[static_cast<std::size_t>(expert)];
   }
-  result.counts.aligned_rows_per_expert = counts;
+  for (const std::int64_t rows : counts)
+    aligned.push_back((rows + alignment - 1) / alignment * alignment);
 }
 
 }  // namespace
@@ -125,44 +136,33 @@ Status DeviceRounds::outcome(Communication& communication, const Status& status)
   return communication.poll();
 }
 
-Status DeviceRounds::dispatch(Communication& communication,
-                              const DispatchInput& input,
-                              const DispatchOptions& options,
-                              DispatchResult& result) {
-  used_ = 0;
-  mirrors_.clear();
-  extras_.clear();
-  DispatchInput on_device = input;
-  for (TensorView* view : {&on_device.hidden_states, &on_device.topk_ids, &on_device.topk_weights,
-                           &on_device.hidden_states_scale, &on_device.router_logits, &on_device.eplb_local_stats})
-    *view = to_device(*view);
-  for (const TensorView& extra : input.extra_payloads)
-    extras_.push_back(to_device(extra));
-  on_device.extra_payloads = extras_;
+DispatchOptions DeviceRounds::on_device(const DispatchOptions& options) {
   DispatchOptions with_stream = options;
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
-  DispatchResult into;
-  std::vector<std::pair<TensorView, TensorView>> callers;  // host, device
-  if (options.into != nullptr) {
-    const auto bring = [&](const TensorView& host) {
-      if (!host.defined()) return host;
-      callers.emplace_back(host, to_device(host));
-      return callers.back().second;
-    };
-    into.hidden_states = bring(options.into->hidden_states);
-    into.hidden_states_scale = bring(options.into->hidden_states_scale);
-    into.topk_ids = bring(options.into->topk_ids);
-    into.topk_weights = bring(options.into->topk_weights);
-    into.router_logits = bring(options.into->router_logits);
-    for (const TensorView& extra : options.into->extra_payloads)
-      into.extra_payloads.push_back(bring(extra));
-    with_stream.into = &into;
-  }
-  const Status status = outcome(communication, communication.dispatch(on_device, with_stream, result));
-  if (status.code != StatusCode::kOk) return status;
-  const auto show = [&](TensorView& view) {
-    for (const auto& [host, device] : callers) {
+  callers_.clear();
+  into_ = {};
+  if (options.into == nullptr) return with_stream;
+  const auto bring = [&](const TensorView& host) {
+    if (!host.defined()) return host;
+    callers_.emplace_back(host, to_device(host));
+    return callers_.back().second;
+  };
+  into_.hidden_states = bring(options.into->hidden_states);
+  into_.hidden_states_scale = bring(options.into->hidden_states_scale);
+  into_.topk_ids = bring(options.into->topk_ids);
+  into_.topk_weights = bring(options.into->topk_weights);
+  into_.router_logits = bring(options.into->router_logits);
+  for (const TensorView& extra : options.into->extra_payloads)
+    into_.extra_payloads.push_back(bring(extra));
+  with_stream.into = &into_;
+  return with_stream;
+}
+
+// The result's tensors become their copies in host memory.
+void DeviceRounds::show(const Communication& communication, const DispatchOptions& options, DispatchResult& result) {
+  const auto to_show = [&](TensorView& view) {
+    for (const auto& [host, device] : callers_) {
       if (view.data != device.data) continue;
       to_host(host, device);
       view.data = host.data;
@@ -173,19 +173,56 @@ Status DeviceRounds::dispatch(Communication& communication,
   };
   for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
                            &result.router_logits, &result.eplb_gathered_stats})
-    show(*view);
+    to_show(*view);
   for (TensorView& extra : result.extra_payloads)
-    show(extra);
+    to_show(extra);
   const TensorView rows = mirror(result.counts.rows_per_source_on_device);
   const TensorView tokens = mirror(result.counts.tokens_per_source_on_device);
   synchronize();
-  result.counts.num_rows = 0;
+  if (!rows.defined()) return;  // the host has been told
+  std::int64_t all = 0;
   for (int source = 0; source < communication.num_ranks(); ++source) {
     result.counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
     result.counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
-    result.counts.num_rows += result.counts.rows_per_source.back();
+    all += result.counts.rows_per_source.back();
   }
-  count_experts(communication, result);
+  result.counts.num_rows = std::min(all, options.num_worst_tokens.value_or(all));
+  result.counts.dropped_rows = all - result.counts.num_rows;
+  count_experts(communication, options.expert_alignment, result);
+}
+
+Status DeviceRounds::dispatch(Communication& communication,
+                              const DispatchInput& input,
+                              const DispatchOptions& options,
+                              DispatchResult& result) {
+  used_ = 0;
+  mirrors_.clear();
+  extras_.clear();
+  DispatchInput brought = input;
+  for (TensorView* view : {&brought.hidden_states, &brought.topk_ids, &brought.topk_weights,
+                           &brought.hidden_states_scale, &brought.router_logits, &brought.eplb_local_stats})
+    *view = to_device(*view);
+  for (const TensorView& extra : input.extra_payloads)
+    extras_.push_back(to_device(extra));
+  brought.extra_payloads = extras_;
+  const DispatchOptions with_stream = on_device(options);
+  Status status;
+  if (options_.halves) {
+    auto* halves = communication.get<SplitPhases>();
+    status = halves->dispatch_send(brought, with_stream, result);
+    if (status.ok()) status = halves->dispatch_receive(with_stream, result);
+  } else {
+    status = communication.dispatch(brought, with_stream, result);
+  }
+  status = outcome(communication, status);
+  if (status.code == StatusCode::kOk) show(communication, options, result);
+  return status;
+}
+
+Status DeviceRounds::receive(Communication& communication, const DispatchOptions& options, DispatchResult& result) {
+  const DispatchOptions with_stream = on_device(options);
+  const Status status = outcome(communication, communication.get<SplitPhases>()->dispatch_receive(with_stream, result));
+  if (status.code == StatusCode::kOk) show(communication, options, result);
   return status;
 }
 
@@ -215,9 +252,19 @@ Status DeviceRounds::combine(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
-  const Status status = outcome(communication, communication.combine(handle, on_device, with_stream, output_on_device));
+  with_stream.topk_weights_output = to_device(options.topk_weights_output);
+  Status status;
+  if (options_.halves) {
+    auto* halves = communication.get<SplitPhases>();
+    status = halves->combine_send(handle, on_device, with_stream);
+    if (status.ok()) status = halves->combine_receive(handle, output_on_device);
+  } else {
+    status = communication.combine(handle, on_device, with_stream, output_on_device);
+  }
+  status = outcome(communication, status);
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
+  to_host(options.topk_weights_output, with_stream.topk_weights_output);
   synchronize();
   return status;
 }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tokenyard/communication.h"
@@ -28,6 +29,7 @@ class DeviceRounds {
   struct Options {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
+    bool halves = false;     // each phase in two calls
     int num_sms = 0;
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
@@ -43,6 +45,8 @@ class DeviceRounds {
                   const DispatchInput& input,
                   const DispatchOptions& options,
                   DispatchResult& result);
+  // A receive half once more, after one that overflowed.
+  Status receive(Communication& communication, const DispatchOptions& options, DispatchResult& result);
   Status combine(Communication& communication,
                  Handle& handle,
                  const CombineInput& input,
@@ -61,6 +65,8 @@ class DeviceRounds {
 
  private:
   TensorView mirror(const TensorView& device);
+  DispatchOptions on_device(const DispatchOptions& options);
+  void show(const Communication& communication, const DispatchOptions& options, DispatchResult& result);
   std::byte* take(std::int64_t bytes);
   Status outcome(Communication& communication, const Status& status) const;
 
@@ -70,6 +76,8 @@ class DeviceRounds {
   std::int64_t used_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
+  std::vector<std::pair<TensorView, TensorView>> callers_;  // of outputs: host, device
+  DispatchResult into_;
 };
 
 }  // namespace tokenyard::gpu_tests
