@@ -70,7 +70,7 @@ __device__ void route_chunk(
     const int rank = first_rank + lane_index();
     if (rank < num_ranks) {
       const std::uint64_t mask = masks[lane_index()];
-      route.basic.masks[rank * std::int64_t{route.basic.chunks} + chunk] = mask;
+      route.basic.masks[rank * std::int64_t{route.chunks} + chunk] = mask;
       route.first_of_chunk[rank * std::int64_t{route.chunk_stride} + chunk] = __popcll(mask);
     }
     __syncwarp();
@@ -107,7 +107,7 @@ __device__ void copy_list(Value* to, const Value* from, std::int64_t count) {
 
 // What the sums over chunks begin with is kept in the masks, so these are all that a replay needs.
 __device__ void copy_route(const CountTask& task, std::int64_t tokens) {
-  const std::int64_t chunks = std::int64_t{task.common.num_ranks} * task.route.basic.chunks;
+  const std::int64_t chunks = std::int64_t{task.common.num_ranks} * task.route.chunks;
   copy_list(task.route.basic.masks, task.replayed.basic.masks, chunks);
   copy_list(task.route.wire_ids, task.replayed.wire_ids, tokens * task.route.top_k);
   const std::int64_t lines = std::int64_t{task.common.num_ranks} * task.route.chunk_stride;
@@ -276,9 +276,9 @@ __device__ void settle(const CountTask& task, std::uint32_t epoch, std::int64_t 
   const std::uint32_t released = load_relaxed_device(state + kRouteAborted) != 0 ? epoch : board.rows_released;
   if (task.told != nullptr) tell_host(task, epoch, there);
   __syncthreads();
+  write_epochs(common, protocol::kDispatchPhase, epoch, 0);
   if (threadIdx.x == 0) {
     board.rows_released = released;
-    board.epochs[protocol::kDispatchPhase] = epoch;
     common.host->invalid_ids = board.invalid_ids;
   }
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {

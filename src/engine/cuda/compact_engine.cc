@@ -74,6 +74,7 @@ CompactRoute CompactEngine::route_of(const Round& round) const {
   const std::int64_t ranks = setup().num_ranks;
   const std::int64_t ids = setup().layout.shape().max_tokens * setup().params.top_k * 4;
   CompactRoute route{.basic = buffers_of(round).view(),
+                     .chunks = static_cast<int>(setup().layout.max_chunks()),
                      .chunk_stride = static_cast<int>(chunk_stride()),
                      .top_k = setup().params.top_k};
   std::byte* at = buffers_of(round).extra();
@@ -321,7 +322,7 @@ void CompactEngine::abort_dispatch() {
 void CompactEngine::abort_combine(const Round& round) {
   combined_ = true;
   const DeviceScope scope(device());
-  launch_abort_combine(common(), buffers_of(round).view(), enter({.native = last_stream()}));
+  launch_abort_combine(common(), buffers_of(round).view(), false, enter({.native = last_stream()}));
 }
 
 // Behind a dispatch the section is free, because every rank that took part in it had ended the combine before.

@@ -32,7 +32,7 @@ __device__ __forceinline__ ChunkPlaces load_places(const Common& common,
                                                    int rank) {
   if (rank >= common.num_ranks) return {};
   const std::uint32_t before = route.first_of_chunk[rank * std::int64_t{route.chunk_stride} + chunk];
-  return {route.basic.masks[rank * std::int64_t{route.basic.chunks} + chunk],
+  return {route.basic.masks[rank * std::int64_t{route.chunks} + chunk],
           route.begin_at[rank] + static_cast<std::int32_t>(before)};
 }
 
