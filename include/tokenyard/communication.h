@@ -39,8 +39,9 @@ class Core;
 // every operation returns kEnqueued, and what goes wrong later, also what is thrown on the host, is found by
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
 // same operation. Ids that are no experts are dropped. A rank's communications run in one order, the same on all ranks
-// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, no
-// RouteQuery.
+// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, and
+// `high_throughput` without a byte budget. Where a contract has counts on the host, dispatch waits for them on the
+// host, once and not for the rows; with num_worst_tokens it does not, and only such rounds may be captured.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };
@@ -91,7 +92,8 @@ class SplitPhases final {
   communication::Core* core_;
 };
 
-// What a dispatch of these ids would send where. Local, no communication.
+// What a dispatch of these ids would send where. Local, no communication. CUDA: backends with counts on the host have
+// it; ids are copied from the device, so they have been written when it is called.
 class RouteQuery final {
  public:
   // `num_experts` as in DispatchOptions.
@@ -191,7 +193,8 @@ class Communication final {
   [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
   // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. CUDA: of what has run so far;
-  // once also kAborted, and kMismatch as an Error, for an operation that ended so. Never blocks.
+  // once also kAborted, and kMismatch as an Error, for an operation that ended so; missing_rows of the combines that
+  // ended since it was last asked. Never blocks.
   Status poll() const;
   // Collective, bounded: forgets a sticky fault and every open operation; where Contract::takes_turns, halves that
   // other communications have yet to receive end kAborted.

@@ -104,9 +104,9 @@ PeerStatistics Core::statistics() const {
 }
 
 RouteQuery* Core::route_query() {
-  // On a GPU ids are looked at by kernels only.
-  const bool on_host = limits_.device.kind == DeviceKind::kCpu;
-  return info().contract.topk_ids_required && on_host ? &route_query_ : nullptr;
+  // On a GPU, where ids are looked at by kernels, only for backends whose callers size their results by it.
+  const bool told = limits_.device.kind == DeviceKind::kCpu || contract_.counts_on == CountsOn::kHost;
+  return info().contract.topk_ids_required && told ? &route_query_ : nullptr;
 }
 
 SmBudget* Core::sm_budget() {

@@ -155,6 +155,10 @@ class Engine {
   virtual void check_combine() const = 0;
   // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.
   virtual void plan(const DispatchRequest& request, Round& round) = 0;
+
+  // The same into the round's vectors, which have been reserved; ids of a device are written already.
+  virtual void query(const DispatchRequest& request, Round& round) { plan(request, round); }
+
   // The caller's rows may be reused when it returns. The round then says where its rows will lie and, at final places,
   // how many there are: all that outputs are chosen by. Throws kMismatch when ranks disagree.
   virtual Status dispatch_send(const DispatchRequest& request, Round& round) = 0;

@@ -3,7 +3,13 @@
 // calls that ranks give up or do not agree in.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
 #include "gpu/device_ranks.h"
+#include "support/casts.h"
 #include "support/check.h"
 #include "support/errors.h"
 
@@ -163,6 +169,120 @@ TEST(HighThroughputCallsOnGpu, AWrongCombineEndsTheRoundForAll) {
       }
       play_round(communication, world, plan, result);
     }
+  });
+}
+
+// As the result of a dispatch says it.
+TEST(HighThroughputCallsOnGpu, RoutesMayBeAskedFor) {
+  TOKENYARD_NEEDS_DEVICES_OF(kShape);
+  run_on_devices(kShape, HighThroughputConfig{}, {}, [&](Communication& communication, DeviceRounds& rounds) {
+    auto* query = communication.get<RouteQuery>();
+    check(query != nullptr, "no RouteQuery");
+    const int rank = communication.rank();
+    for (const bool strided : {false, true}) {
+      const World world = world_of(kShape, strided ? 8 : 9);
+      const RankTensors tensors(world, rank, strided);
+      const TensorView ids = rounds.to_device(tensors.input().topk_ids);
+      rounds.synchronize();
+      const Layout layout = query->layout(ids);
+      std::vector<std::int32_t> per_rank(static_cast<std::size_t>(kShape.num_ranks), 0);
+      const std::int64_t tokens = world.rank(rank).num_tokens;
+      check_eq(layout.is_token_in_rank.num_rows(), tokens, "rows of is_token_in_rank");
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        for (int to = 0; to < kShape.num_ranks; ++to) {
+          const bool sent = support::travels(world, rank, token, to, OutputLayout::kCompact);
+          per_rank[static_cast<std::size_t>(to)] += sent ? 1 : 0;
+          const int flag = std::to_integer<int>(support::row_of(layout.is_token_in_rank, token)[to]);
+          check_eq(flag, sent ? 1 : 0, "is_token_in_rank");
+        }
+      }
+      for (int to = 0; to < kShape.num_ranks; ++to) {
+        check_eq(layout.num_tokens_per_rank[static_cast<std::size_t>(to)], per_rank[static_cast<std::size_t>(to)],
+                 "num_tokens_per_rank");
+      }
+      DispatchResult result;
+      play_round(communication, world, rounds.through_device({}), result);
+    }
+  });
+}
+
+// What experts that give back their rows make of a token: its row, as many times as there are ranks that it went to.
+std::vector<std::byte> echoed(const World& world, int rank, std::int64_t token) {
+  int copies = 0;
+  for (int to = 0; to < world.spec.num_ranks; ++to)
+    copies += support::travels(world, rank, token, to, OutputLayout::kCompact) ? 1 : 0;
+  const support::Rows& rows = world.rank(rank).hidden;
+  std::vector<std::byte> sums(static_cast<std::size_t>(rows.row_bytes()));
+  for (std::int64_t i = 0; i < rows.columns; ++i) {
+    float sum = 0;
+    for (int copy = 0; copy < copies; ++copy)
+      sum += support::load(rows.dtype, rows.row(token).data(), i);
+    support::store(rows.dtype, sums.data(), i, sum);
+  }
+  return sums;
+}
+
+// With fewer tokens at each launch.
+void launch_rounds(Communication& communication,
+                   const DeviceRounds& rounds,
+                   const World& world,
+                   const TensorView& count,
+                   const TensorView& output,
+                   cudaGraphExec_t captured) {
+  const int rank = communication.rank();
+  const std::int64_t all = world.rank(rank).num_tokens;
+  Tensor sums(Dtype::kBf16, {all, kShape.hidden_size});
+  Tensor num_tokens(Dtype::kI32, {1, 1});
+  const std::vector<std::byte> untouched(static_cast<std::size_t>(sums.row_bytes()), std::byte{0xFF});
+  for (std::int64_t round = 0; round < 5; ++round) {
+    const auto now = static_cast<std::int32_t>(std::max<std::int64_t>(all - round * (rank + 1), 0));
+    std::memcpy(num_tokens.row(0), &now, sizeof(now));
+    check_cuda(cudaMemcpyAsync(count.data, num_tokens.row(0), sizeof(now), cudaMemcpyHostToDevice, rounds.stream()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaMemsetAsync(output.data, 0xFF, static_cast<std::size_t>(all * sums.row_bytes()), rounds.stream()),
+               "cudaMemsetAsync");
+    check_cuda(cudaGraphLaunch(captured, rounds.stream()), "cudaGraphLaunch");
+    rounds.to_host(sums.view(), output);
+    rounds.synchronize();
+    check_ok(communication.poll(), "poll");
+    for (std::int64_t token = 0; token < all; ++token) {
+      const std::vector<std::byte> expected = token < now ? echoed(world, rank, token) : untouched;
+      check(std::memcmp(sums.row(token), expected.data(), expected.size()) == 0,
+            "row " + std::to_string(token) + " of launch " + std::to_string(round));
+    }
+  }
+}
+
+TEST(HighThroughputCallsOnGpu, RoundsOfFixedRowsMayBeCaptured) {
+  TOKENYARD_NEEDS_DEVICES_OF(kShape);
+  run_on_devices(kShape, HighThroughputConfig{}, {}, [&](Communication& communication, DeviceRounds& rounds) {
+    const World world = world_of(kShape, 12);
+    const RankTensors tensors(world, communication.rank(), false);
+    const Tensor some(Dtype::kI32, {1, 1});
+    const Tensor sums(Dtype::kBf16, {world.rank(communication.rank()).num_tokens, kShape.hidden_size});
+    const TensorView count = rounds.to_device(some.view());
+    TensorView output = rounds.to_device(sums.view());
+    DispatchInput input = tensors.input();
+    input.hidden_states = rounds.to_device(input.hidden_states);
+    input.topk_ids = rounds.to_device(input.topk_ids);
+    input.topk_weights = {};
+    input.num_tokens_on_device = count.as<std::int32_t>();
+    rounds.synchronize();
+    const Stream stream{rounds.stream()};
+    DispatchResult result;
+    check_cuda(cudaStreamBeginCapture(rounds.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    const DispatchOptions options{.num_worst_tokens = kShape.num_ranks * kShape.max_tokens, .stream = stream};
+    const Status sent = communication.dispatch(input, options, result);
+    const Status back =
+        communication.combine(result.handle, {.expert_output = result.hidden_states}, {.stream = stream}, output);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t captured = nullptr;
+    check_cuda(cudaStreamEndCapture(rounds.stream(), &graph), "cudaStreamEndCapture");
+    check(sent.ok() && back.ok(), "dispatch and combine of a captured round");
+    check_cuda(cudaGraphInstantiate(&captured, graph, 0), "cudaGraphInstantiate");
+    launch_rounds(communication, rounds, world, count, output, captured);
+    check_cuda(cudaGraphExecDestroy(captured), "cudaGraphExecDestroy");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
   });
 }
 

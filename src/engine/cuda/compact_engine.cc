@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "engine/cuda/access_unit.h"
 #include "engine/cuda/compact_kernels.h"
 #include "engine/cuda/requests.h"
+#include "engine/route_plan.h"
 #include "protocol/owner.h"
 
 namespace tokenyard::engine::cuda {
@@ -87,6 +89,27 @@ CompactRoute CompactEngine::route_of(const Round& round) const {
 
 void CompactEngine::plan(const DispatchRequest& request, Round& round) {
   round.num_tokens = request.num_tokens;  // the rest is the kernel's
+}
+
+// On a stream of its own: kernels of this rank may wait for peers, and they for what this rank does next.
+void CompactEngine::query(const DispatchRequest& request, Round& round) {
+  const DeviceScope scope(device());
+  const TensorView& ids = request.topk_ids;
+  const auto row_bytes = static_cast<std::size_t>(ids.row_bytes());
+  const auto rows = static_cast<std::size_t>(ids.num_rows());
+  std::vector<std::byte> copy(rows * row_bytes);
+  check(cudaMemcpy2DAsync(copy.data(), row_bytes, ids.data, static_cast<std::size_t>(ids.row_stride_bytes()), row_bytes,
+                          rows, cudaMemcpyDeviceToHost, cudaStreamPerThread),
+        "cudaMemcpy2DAsync");
+  check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
+  DispatchRequest on_host = request;
+  on_host.topk_ids = TensorView(copy.data(), ids.dtype, {ids.num_rows(), setup().params.top_k});
+  round.num_tokens = request.num_tokens;
+  plan_routes({.params = setup().params,
+               .num_ranks = setup().num_ranks,
+               .rank = setup().rank,
+               .max_tokens = setup().layout.shape().max_tokens},
+              on_host, round);
 }
 
 void CompactEngine::launch_counts(const DispatchRequest& request, const Round& round) {

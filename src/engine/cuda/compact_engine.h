@@ -17,6 +17,7 @@ class CompactEngine final : public CudaEngine {
 
   void reserve(Round& round) override;
   void plan(const DispatchRequest& request, Round& round) override;
+  void query(const DispatchRequest& request, Round& round) override;
   Status dispatch_send(const DispatchRequest& request, Round& round) override;
   Status dispatch_receive(const DispatchRequest& request, Round& round) override;
   void fill(const DispatchRequest& request, Round& round) override;
