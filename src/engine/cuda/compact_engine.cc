@@ -29,7 +29,8 @@ ToldCounts& counts_in(const PinnedMemory& told) {
 
 ToldLists lists_in(const PinnedMemory& told, int num_ranks) {
   auto* lists = reinterpret_cast<std::int32_t*>(told.get() + sizeof(ToldCounts));
-  return {.rows_received = lists, .tokens_of = lists + num_ranks, .rows_per_expert = lists + 2 * num_ranks};
+  return {
+      .rows_received = lists, .tokens_of = lists + num_ranks, .rows_per_expert = lists + 2 * std::int64_t{num_ranks}};
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ inline constexpr EngineInfo kCudaEngine{
     .memory = DeviceKind::kCuda,
     .extra_window_bytes =
         [](const protocol::WindowLayout& layout, const MoeParams& params) {
-          return SmallLayout::of(layout).bytes() + ExpertCounts::of(layout, params.num_experts).bytes();
+          return SmallLayout::of(layout).bytes(layout) + ExpertCounts::of(layout, params.num_experts).bytes();
         },
     .make = make_cuda_engine,
 };
