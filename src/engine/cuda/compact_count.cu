@@ -13,7 +13,7 @@ namespace tokenyard::engine::cuda {
 namespace {
 
 constexpr int kSharedExperts = 2048;
-constexpr int kRowsAtOnce = 4;  // chunks of a lane in one step of the sums
+constexpr int kChunksAtOnce = 4;  // chunks of a lane in one step of the sums
 
 struct CountShared {
   unsigned long long masks[kWarps][kWordBits];  // of the chunk that a warp is at, by rank
@@ -130,8 +130,8 @@ __device__ void sum_chunks(const CountTask& task, std::int64_t tokens) {
   for (int rank = warp_index(); rank < task.common.num_ranks; rank += kWarps) {
     std::uint32_t* line = task.route.first_of_chunk + rank * std::int64_t{task.route.chunk_stride};
     std::uint32_t carry = 0;
-    for (int first = 0; first < chunks; first += kWarp * kRowsAtOnce) {
-      const int mine = first + lane_index() * kRowsAtOnce;
+    for (int first = 0; first < chunks; first += kWarp * kChunksAtOnce) {
+      const int mine = first + lane_index() * kChunksAtOnce;
       uint4 rows = mine < chunks ? __ldcg(reinterpret_cast<const uint4*>(line + mine)) : make_uint4(0, 0, 0, 0);
       if (mine + 1 >= chunks) rows.y = 0;
       if (mine + 2 >= chunks) rows.z = 0;

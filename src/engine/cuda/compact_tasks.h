@@ -66,7 +66,7 @@ struct MoveTask {
   std::array<Copied, protocol::kMaxPlanes> copied{};
   int num_lanes = 0;
   int num_copied = 0;
-  // Picks of the result. Of weights `from` is not used, and `to` is null where none came.
+  // Picks of the result. The unit of weights is an element of theirs; their data is null where none came.
   Ids ids{};
   Copied weights{};
   int first_expert = 0;
