@@ -116,10 +116,30 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   return task;
 }
 
-void RankMajorEngine::launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request) {
+// Few rows are sliced, so that more multiprocessors share them.
+SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, int num_sms) const {
+  constexpr int kLeastThreads = 128;
+  constexpr int kMostSlices = 8;
+  SmallWork work;
+  int slices = 1;
+  while (slices < kMostSlices && work.threads > kLeastThreads / 2 &&
+         2 * slices * rows <= blocks_for(2 * slices * rows, num_sms))
+    slices *= 2;
+  const auto lines_of_slice = protocol::ceil_div(lines, slices);
+  while (work.threads > kLeastThreads && work.threads / 2 / kLineThreads >= lines_of_slice)
+    work.threads /= 2;
+  work.slices = protocol::Divisor(slices);
+  work.peers = protocol::Divisor(std::max(peers, 1));
+  return work;
+}
+
+void RankMajorEngine::launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request) {
   const DeviceScope scope(device());
-  const std::int64_t items = std::int64_t{task.rows_per_block} * (task.receives ? setup().num_ranks : 1);
-  launch_small_dispatch(task, blocks_for(items, request.num_sms), enter(request.stream));
+  const int sources = setup().num_ranks - (task.own_direct ? 1 : 0);
+  const std::int64_t rows = std::int64_t{task.rows_per_block} * ((task.sends ? 1 : 0) + (task.receives ? sources : 0));
+  task.work = small_work(rows, task.lane_lines + 1, sources, request.num_sms);
+  if (sources == 0) task.receives = false;
+  launch_small_dispatch(task, blocks_for(rows * task.work.slices.value(), request.num_sms), enter(request.stream));
 }
 
 void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
@@ -249,11 +269,14 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   return {.code = StatusCode::kEnqueued};
 }
 
-void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
+void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
   if (task.small.tokens > 0) {
-    launch_small_combine(task, blocks_for(std::int64_t{task.tokens_per_rank} * setup().num_ranks, num_sms),
-                         enter(stream));
+    const int others = setup().num_ranks - 1;
+    const std::int64_t rows =
+        std::int64_t{task.tokens_per_rank} * ((task.sends ? others : 0) + (task.receives ? 1 : 0));
+    task.work = small_work(rows, task.row_lines, others, num_sms);
+    launch_small_combine(task, blocks_for(rows * task.work.slices.value(), num_sms), enter(stream));
     return;
   }
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;
