@@ -40,7 +40,9 @@ class Core;
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
 // same operation. Ids that are no experts are dropped, and counted (PeerStatistics). A rank's communications run in one
 // order, the same on all ranks that share a device, or side by side with num_sms that fit the device together.
-// docs/cuda_graphs.md tells of streams and what may be captured. A fault names the peer that was waited for.
+// docs/cuda_graphs.md tells of streams and what may be captured. A fault names the peer that was waited for. So far
+// `high_throughput` has no byte budget; it waits for counts on the host, once and not for the rows, unless
+// num_worst_tokens is given, and only such rounds of it may be captured.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };
@@ -91,7 +93,8 @@ class SplitPhases final {
   communication::Core* core_;
 };
 
-// What a dispatch of these ids would send where. Local, no communication.
+// What a dispatch of these ids would send where. Local, no communication. CUDA: backends with counts on the host have
+// it; ids are copied from the device, so they have been written when it is called.
 class RouteQuery final {
  public:
   // `num_experts` as in DispatchOptions.
@@ -200,7 +203,8 @@ class Communication final {
   [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
   // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. CUDA: of what has run so far;
-  // once also kAborted, and kMismatch as an Error, for an operation that ended so. Never blocks.
+  // once also kAborted, and kMismatch as an Error, for an operation that ended so; missing_rows of the combines that
+  // ended since it was last asked. Never blocks.
   Status poll() const;
   // Collective, bounded: forgets a sticky fault and every open operation; where Contract::takes_turns, halves that
   // other communications have yet to receive end kAborted.

@@ -87,7 +87,8 @@ struct DispatchOptions {
 };
 
 // Counts of one dispatch as this rank sees them. The vectors keep their capacity between rounds. On CUDA, where nothing
-// waits for the device (CountsOn::kDevice), num_rows is -1, the vectors are empty, and the counts are on the device.
+// waits for the device (CountsOn::kDevice, or num_worst_tokens), num_rows is -1, the vectors are empty, and the counts
+// are on the device.
 struct RowCounts {
   std::int64_t num_rows = 0;                    // rows received (compact, every rank), or routed here (rank major)
   std::int64_t tokens_per_rank = 0;             // rank major: rows of each source rank's block
@@ -98,8 +99,8 @@ struct RowCounts {
   // once. Empty where ids are cargo, and on a replay, which carries none.
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
-  // CountsOn::kDevice, and the tokens where num_tokens_on_device was given: [num_ranks] i32, valid until the handle's
-  // combine or end.
+  // CountsOn::kDevice or num_worst_tokens, and the tokens where num_tokens_on_device was given: [num_ranks] i32, valid
+  // until the handle's combine or end.
   TensorView rows_per_source_on_device{}, tokens_per_source_on_device{};
 };
 

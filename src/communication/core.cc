@@ -89,8 +89,10 @@ void Core::release_views(Route& route) {
 // A round whose result outlives the window's rows lasts until its combine is complete.
 bool Core::in_flight(const Route& route) const {
   if (route.views_open) return true;
-  // On a GPU so does any: what tells of its rows is used again by the next.
-  return (protocol::by_expert(limits_.plan.spec.placement) || limits_.device.kind == DeviceKind::kCuda) &&
+  // On a GPU so does any whose route is used again by the next; compact rows' belongs to the handle.
+  const protocol::Placement placement = limits_.plan.spec.placement;
+  const bool on_device = limits_.device.kind == DeviceKind::kCuda && placement != protocol::Placement::kCompact;
+  return (protocol::by_expert(placement) || on_device) &&
          (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
           route.state == RouteState::kCombining);
 }
@@ -131,9 +133,9 @@ PeerStatistics Core::statistics() const {
 }
 
 RouteQuery* Core::route_query() {
-  // On a GPU ids are looked at by kernels only.
-  const bool on_host = limits_.device.kind == DeviceKind::kCpu;
-  return info().contract.topk_ids_required && on_host ? &route_query_ : nullptr;
+  // On a GPU, where ids are looked at by kernels, only for backends whose callers size their results by it.
+  const bool told = limits_.device.kind == DeviceKind::kCpu || contract_.counts_on == CountsOn::kHost;
+  return info().contract.topk_ids_required && told ? &route_query_ : nullptr;
 }
 
 SmBudget* Core::sm_budget() {

@@ -141,6 +141,7 @@ Status Core::receive(Route& route) {
   try {
     if (route.state == RouteState::kReceived || route.landed) {
       engine_->fill(route.request, route.round);
+      if (limits_.device.kind == DeviceKind::kCuda) status.code = StatusCode::kEnqueued;
     } else {
       status = engine_->dispatch_receive(route.request, route.round);
     }
@@ -176,15 +177,15 @@ Layout Core::layout(const TensorView& topk_ids, int num_experts) {
   check_rows(limits_, topk_ids, "topk_ids", topk_ids.shape[0]);
   Route& route = take_route();
   const Handle keeper(pool_, &route);  // gives the route back at the end
-  if (sub_rounds_) {
+  if (sub_rounds_ || limits_.device.kind == DeviceKind::kCuda) {
     protocol::WindowShape shape = limits_.plan.shape;
     shape.max_tokens = topk_ids.shape[0];
-    route.round.reserve(shape, params.top_k, 0);
+    route.round.reserve(shape, params.top_k, num_local_experts(params, limits_.rank, limits_.num_ranks));
   }
   route.request = {};
   route.request.num_tokens = topk_ids.shape[0];
   route.request.topk_ids = topk_ids;
-  engine_->plan(route.request, route.round);
+  engine_->query(route.request, route.round);
 
   const auto ranks = static_cast<std::size_t>(limits_.num_ranks);
   const auto tokens = static_cast<std::size_t>(topk_ids.shape[0]);

@@ -184,8 +184,8 @@ void Core::make_window() {
   all_or_none([&] {
     const engine::EngineInfo& engine = engine::find_engine(options_.engine);
     const fabric::FabricInfo& fabric = fabric::find_fabric(engine.memory);
-    window_ = fabric.allocate(
-        {.bytes = layout_.bytes() + engine.extra_window_bytes(layout_), .device = {engine.memory, options_.device}});
+    window_ = fabric.allocate({.bytes = layout_.bytes() + engine.extra_window_bytes(limits_.params, layout_),
+                               .device = {engine.memory, options_.device}});
     limits_.device = window_->device();
     contract_ = info().contract;
     if (limits_.device.kind == DeviceKind::kCuda && contract_.capturable) contract_.counts_on = CountsOn::kDevice;
@@ -223,8 +223,12 @@ void Core::make_window() {
 // On a GPU memory is not made inside a round, where it would wait for kernels that wait for this rank.
 void Core::make_routes() {
   if (limits_.device.kind == DeviceKind::kCpu) return;
+  // Handles that replay are kept.
+  constexpr int kKeptRoutes = 8;
+  const int routes = info().contract.max_in_flight + 1 +
+                     (info().contract.handle_use == HandleUse::kReplay && !sub_rounds_ ? kKeptRoutes : 0);
   std::vector<Route*> made;
-  for (int i = 0; i <= info().contract.max_in_flight; ++i)
+  for (int i = 0; i < routes; ++i)
     made.push_back(&take_route());
   pool_->free.assign(made.begin(), made.end());
 }

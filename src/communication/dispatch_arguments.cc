@@ -378,6 +378,7 @@ void prepare_dispatch(const Limits& limits,
   route.request.digest = digest_of(route, protocol::routed(limits.plan.spec.placement));
   const std::int64_t all_rows = std::int64_t{limits.num_ranks} * limits.params.max_tokens_per_rank;
   route.request.row_limit = options.num_worst_tokens.value_or(all_rows);
+  route.request.fixed_rows = options.num_worst_tokens.has_value();
   route.num_worst_tokens = options.num_worst_tokens;
   route.expert_alignment = options.expert_alignment;
 }

@@ -91,6 +91,8 @@ struct DispatchRequest {
   std::int64_t row_limit = 0;  // final places: rows to keep
   // Every rank: what each rank brings, as the caller says; `agreed` stands for it. Empty: found out. For the send half.
   std::span<const std::int64_t> num_tokens_per_rank{};
+  // Final places: the result has that many rows whatever comes, so the host need not know how many do.
+  bool fixed_rows = false;
   std::int64_t tokens_per_rank = 0;
   DispatchOutputs outputs{};  // set before the receive half
   // Both halves run in one call, so an engine may do all of it in the second.
@@ -155,6 +157,10 @@ class Engine {
   virtual void check_combine() const = 0;
   // Works out where this rank's tokens go. Local; throws kInvalidArgument for ids that are no experts.
   virtual void plan(const DispatchRequest& request, Round& round) = 0;
+
+  // The same into the round's vectors, which have been reserved; ids of a device are written already.
+  virtual void query(const DispatchRequest& request, Round& round) { plan(request, round); }
+
   // The caller's rows may be reused when it returns. The round then says where its rows will lie and, at final places,
   // how many there are: all that outputs are chosen by. Throws kMismatch when ranks disagree.
   virtual Status dispatch_send(const DispatchRequest& request, Round& round) = 0;
@@ -214,7 +220,7 @@ struct EngineInfo {
   EngineKind kind;
   DeviceKind memory;  // of its windows and tensors
   // What it needs of a window behind the layout, for encodings of its own.
-  std::int64_t (*extra_window_bytes)(const protocol::WindowLayout& layout);
+  std::int64_t (*extra_window_bytes)(const MoeParams& params, const protocol::WindowLayout& layout);
   std::unique_ptr<Engine> (*make)(const Setup& setup, fabric::Window& window);
 };
 

@@ -72,7 +72,8 @@ static_assert(sizeof(HeaderLine) == 64);
 // Arrival of one chunk. `mask` is written before `stamp` and read after it.
 struct ChunkLine {
   std::uint64_t stamp;
-  std::uint64_t mask;  // rank major: bit i = token i of the chunk has a row here
+  // Rank major: bit i = token i of the chunk has a row here. Final places, CUDA: the chunk's first row.
+  std::uint64_t mask;
 };
 
 static_assert(sizeof(ChunkLine) == 16);

@@ -16,6 +16,7 @@ MoeParams params_of(const Shape& shape) {
   params.top_k = shape.top_k;
   params.max_tokens_per_rank = shape.max_tokens;
   params.dtype = shape.dtype;
+  params.dispatch_format = shape.format;
   return params;
 }
 
@@ -95,6 +96,7 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
 std::string title_of(const Shape& shape) {
   std::string text = std::to_string(shape.num_ranks) + "_ranks_hidden_" + std::to_string(shape.hidden_size) + "_top_" +
                      std::to_string(shape.top_k) + "_of_" + std::to_string(shape.num_experts) + "_";
+  if (shape.format != DispatchFormat::kNone) text.append(name(shape.format)).append("_");
   text.append(name(shape.dtype)).append(shape.spread ? "_spread" : "_shared").append("_").append(name(shape.kind));
   return text;
 }

@@ -21,6 +21,7 @@ struct Shape {
   int num_experts = 64;
   int max_tokens = 40;
   Dtype dtype = Dtype::kBf16;
+  DispatchFormat format = DispatchFormat::kNone;
   bool spread = false;  // over all devices; else all ranks share device 0
   support::RankKind kind = support::RankKind::kThreads;
 };

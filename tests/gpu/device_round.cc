@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/device_round.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -10,7 +11,7 @@
 namespace tokenyard::gpu_tests {
 
 std::int64_t span_of(const TensorView& view) {
-  if (view.num_elements() == 0) return 0;
+  if (!view.defined() || view.num_elements() == 0) return 0;
   std::int64_t last = 0;
   for (int i = 0; i < view.num_dims; ++i) {
     const auto at = static_cast<std::size_t>(i);
@@ -33,26 +34,36 @@ int num_devices(std::string& reason) {
 
 namespace {
 
+std::int64_t id_at(const TensorView& ids, std::int64_t row, int slot) {
+  const std::byte* at = support::row_of(ids, row);
+  return ids.dtype == Dtype::kI64 ? reinterpret_cast<const std::int64_t*>(at)[slot]
+                                  : std::int64_t{reinterpret_cast<const std::int32_t*>(at)[slot]};
+}
+
 // Not counted on the device; what the ids say, which are checked themselves.
-void count_experts(const Communication& communication, DispatchResult& result) {
-  const MoeParams& params = communication.params();
-  const std::int64_t first = support::first_expert_of(params, communication.rank(), communication.num_ranks());
-  const std::int64_t num = support::num_experts_of(params, communication.rank(), communication.num_ranks());
+void count_experts(const Communication& communication, int alignment, DispatchResult& result) {
   std::vector<std::int64_t>& counts = result.counts.rows_per_expert;
+  std::vector<std::int64_t>& aligned = result.counts.aligned_rows_per_expert;
+  counts.clear();
+  aligned.clear();
+  if (!result.topk_ids.defined()) return;
+  const MoeParams& params = communication.params();
+  const bool local = communication.contract().id_space == IdSpace::kLocal;
+  const std::int64_t first =
+      local ? 0 : support::first_expert_of(params, communication.rank(), communication.num_ranks());
+  const std::int64_t num = support::num_experts_of(params, communication.rank(), communication.num_ranks());
   counts.assign(static_cast<std::size_t>(num), 0);
   for (std::int64_t row = 0; row < support::num_flat_rows(result.topk_ids); ++row) {
     std::set<std::int64_t> experts;
     for (int slot = 0; slot < params.top_k; ++slot) {
-      const std::byte* ids = support::row_of(result.topk_ids, row);
-      const bool wide = result.topk_ids.dtype == Dtype::kI64;
-      const std::int64_t id = wide ? reinterpret_cast<const std::int64_t*>(ids)[slot]
-                                   : std::int64_t{reinterpret_cast<const std::int32_t*>(ids)[slot]};
+      const std::int64_t id = id_at(result.topk_ids, row, slot);
       if (id >= first && id < first + num) experts.insert(id - first);
     }
     for (const std::int64_t expert : experts)
       ++counts[static_cast<std::size_t>(expert)];
   }
-  result.counts.aligned_rows_per_expert = counts;
+  for (const std::int64_t rows : counts)
+    aligned.push_back((rows + alignment - 1) / alignment * alignment);
 }
 
 }  // namespace
@@ -158,19 +169,46 @@ void DeviceRounds::spoil_sent() const {
 }
 
 // Where counts stay on the device.
-void DeviceRounds::bring_counts(const Communication& communication, DispatchResult& result) {
+void DeviceRounds::bring_counts(const Communication& communication,
+                                const DispatchOptions& options,
+                                DispatchResult& result) {
   RowCounts& counts = result.counts;
   if (!counts.rows_per_source_on_device.defined()) return synchronize();
   const TensorView rows = mirror(counts.rows_per_source_on_device);
   const TensorView tokens = mirror(counts.tokens_per_source_on_device);
   synchronize();
-  counts.num_rows = 0;
+  std::int64_t all = 0;
   for (int source = 0; source < communication.num_ranks(); ++source) {
     counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
     counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
-    counts.num_rows += counts.rows_per_source.back();
+    all += counts.rows_per_source.back();
   }
-  count_experts(communication, result);
+  counts.num_rows = std::min(all, options.num_worst_tokens.value_or(all));
+  counts.dropped_rows = all - counts.num_rows;
+  count_experts(communication, options.expert_alignment, result);
+}
+
+DispatchOptions DeviceRounds::on_device(const DispatchOptions& options) {
+  DispatchOptions with_stream = options;
+  with_stream.stream.native = stream_;
+  with_stream.num_sms = options_.num_sms;
+  callers_.clear();
+  into_ = {};
+  if (options.into == nullptr) return with_stream;
+  const auto bring = [&](const TensorView& host) {
+    if (!host.defined()) return host;
+    callers_.emplace_back(host, to_device(host));
+    return callers_.back().second;
+  };
+  into_.hidden_states = bring(options.into->hidden_states);
+  into_.hidden_states_scale = bring(options.into->hidden_states_scale);
+  into_.topk_ids = bring(options.into->topk_ids);
+  into_.topk_weights = bring(options.into->topk_weights);
+  into_.router_logits = bring(options.into->router_logits);
+  for (const TensorView& extra : options.into->extra_payloads)
+    into_.extra_payloads.push_back(bring(extra));
+  with_stream.into = &into_;
+  return with_stream;
 }
 
 Status DeviceRounds::dispatch(Communication& communication,
@@ -179,37 +217,25 @@ Status DeviceRounds::dispatch(Communication& communication,
                               DispatchResult& result) {
   used_ = 0;
   extras_.clear();
-  callers_.clear();
-  DispatchInput on_device = input;
-  for (TensorView* view : {&on_device.hidden_states, &on_device.topk_ids, &on_device.topk_weights,
-                           &on_device.hidden_states_scale, &on_device.router_logits, &on_device.eplb_local_stats})
+  DispatchInput brought = input;
+  for (TensorView* view : {&brought.hidden_states, &brought.topk_ids, &brought.topk_weights,
+                           &brought.hidden_states_scale, &brought.router_logits, &brought.eplb_local_stats})
     *view = to_device(*view);
   for (const TensorView& extra : input.extra_payloads)
     extras_.push_back(to_device(extra));
-  on_device.extra_payloads = extras_;
+  brought.extra_payloads = extras_;
   sent_begin_ = 0;
   sent_end_ = used_;
-  DispatchOptions with_stream = options;
-  with_stream.stream.native = stream_;
-  with_stream.num_sms = options_.num_sms;
-  DispatchResult into;
-  if (options.into != nullptr) {
-    const auto bring = [&](const TensorView& host) {
-      if (!host.defined()) return host;
-      callers_.emplace_back(host, to_device(host));
-      return callers_.back().second;
-    };
-    into.hidden_states = bring(options.into->hidden_states);
-    into.hidden_states_scale = bring(options.into->hidden_states_scale);
-    into.topk_ids = bring(options.into->topk_ids);
-    into.topk_weights = bring(options.into->topk_weights);
-    into.router_logits = bring(options.into->router_logits);
-    for (const TensorView& extra : options.into->extra_payloads)
-      into.extra_payloads.push_back(bring(extra));
-    with_stream.into = &into;
-  }
-  const Status status = outcome(communication, run_dispatch(communication, on_device, with_stream, result));
-  if (status.code == StatusCode::kOk) show(communication, result);
+  const DispatchOptions with_stream = on_device(options);
+  const Status status = outcome(communication, run_dispatch(communication, brought, with_stream, result));
+  if (status.code == StatusCode::kOk) show(communication, options, result);
+  return status;
+}
+
+Status DeviceRounds::receive(Communication& communication, const DispatchOptions& options, DispatchResult& result) {
+  const DispatchOptions with_stream = on_device(options);
+  const Status status = outcome(communication, communication.get<SplitPhases>()->dispatch_receive(with_stream, result));
+  if (status.code == StatusCode::kOk) show(communication, options, result);
   return status;
 }
 
@@ -224,14 +250,14 @@ void DeviceRounds::show(TensorView& view) {
   view = mirror(view);
 }
 
-void DeviceRounds::show(const Communication& communication, DispatchResult& result) {
+void DeviceRounds::show(const Communication& communication, const DispatchOptions& options, DispatchResult& result) {
   mirrors_.clear();
   for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
                            &result.router_logits, &result.eplb_gathered_stats})
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);
-  bring_counts(communication, result);
+  bring_counts(communication, options, result);
 }
 
 Status DeviceRounds::combine(Communication& communication,
@@ -239,7 +265,7 @@ Status DeviceRounds::combine(Communication& communication,
                              const CombineInput& input,
                              const CombineOptions& options,
                              TensorView& output) {
-  CombineInput on_device = input;
+  CombineInput brought = input;
   sent_begin_ = used_;
   TensorView window;
   if (options_.zero_copy) window = communication.combine_input(handle, input.expert_output.dtype);
@@ -250,22 +276,24 @@ Status DeviceRounds::combine(Communication& communication,
                                  static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
                  "cudaMemcpyAsync of expert output");
     }
-    on_device.expert_output = window;
+    brought.expert_output = window;
   } else {
-    on_device.expert_output = to_device(input.expert_output);
+    brought.expert_output = to_device(input.expert_output);
   }
+  brought.topk_weights = to_device(input.topk_weights);
   sent_end_ = used_;
-  on_device.topk_weights = to_device(input.topk_weights);
-  for (TensorView& bias : on_device.bias)
+  for (TensorView& bias : brought.bias)
     bias = to_device(bias);
   CombineOptions with_stream = options;
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
+  with_stream.topk_weights_output = to_device(options.topk_weights_output);
   const Status status =
-      outcome(communication, run_combine(communication, handle, on_device, with_stream, output_on_device));
+      outcome(communication, run_combine(communication, handle, brought, with_stream, output_on_device));
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
+  to_host(options.topk_weights_output, with_stream.topk_weights_output);
   synchronize();
   return status;
 }

@@ -49,6 +49,8 @@ class DeviceRounds {
                   const DispatchInput& input,
                   const DispatchOptions& options,
                   DispatchResult& result);
+  // A receive half once more, after one that overflowed.
+  Status receive(Communication& communication, const DispatchOptions& options, DispatchResult& result);
   Status combine(Communication& communication,
                  Handle& handle,
                  const CombineInput& input,
@@ -56,7 +58,7 @@ class DeviceRounds {
                  TensorView& output);
 
   // Copies a result's tensors and counts to the host, which the result then shows. The stream's work is done on return.
-  void show(const Communication& communication, DispatchResult& result);
+  void show(const Communication& communication, const DispatchOptions& options, DispatchResult& result);
 
   // The plan with both hooks set to this object, which must outlive it.
   [[nodiscard]] support::RoundPlan through_device(support::RoundPlan plan);
@@ -84,8 +86,9 @@ class DeviceRounds {
                      TensorView& output) const;
   // Overwrites what the last operation was given to send.
   void spoil_sent() const;
-  void bring_counts(const Communication& communication, DispatchResult& result);
+  void bring_counts(const Communication& communication, const DispatchOptions& options, DispatchResult& result);
   TensorView mirror(const TensorView& device);
+  DispatchOptions on_device(const DispatchOptions& options);
   void show(TensorView& view);
   std::byte* take(std::int64_t bytes);
   Status outcome(Communication& communication, const Status& status) const;
@@ -100,6 +103,7 @@ class DeviceRounds {
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
   std::vector<std::pair<TensorView, TensorView>> callers_;  // DispatchOptions::into: host, device
+  DispatchResult into_;
 };
 
 }  // namespace tokenyard::gpu_tests

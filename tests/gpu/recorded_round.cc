@@ -203,7 +203,7 @@ support::RoundPlan RecordedRound::plan_of_replay() {
       result.*member = copies_.*member;
     result.extra_payloads = copies_.extra_payloads;
     result.counts = copies_.counts;
-    rounds_.show(communication, result);
+    rounds_.show(communication, {}, result);
     return Status{};
   };
   plan.combine_with = [this](Communication&, Handle&, const CombineInput&, const CombineOptions&, TensorView& output) {

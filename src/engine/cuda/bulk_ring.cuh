@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A ring of stages in shared memory, through which one thread of a block moves pieces of rows by bulk copies: each is
-// read once and stored wherever it goes. And how a block's share of a call's tokens is cut for it.
+// read once and stored wherever it goes.
 #pragma once
 
 #include <cstddef>
@@ -8,39 +8,15 @@
 
 #include "engine/cuda/tasks.h"
 #include "engine/cuda/verbs.cuh"
-#include "protocol/formats.h"
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr int kMaxBatch = 16;
-inline constexpr int kMinBatch = 2;
 inline constexpr int kStageBytes = 16 << 10;  // the largest piece
 inline constexpr int kStages = 12;
 inline constexpr int kRingBytes = kStages * kStageBytes;
 // Pieces whose stores may be on their way; the stages of the others load. A peer is further than memory.
 inline constexpr int kStoring = 8;
 static_assert(kStoring < kStages);
-
-// The tokens of a call in batches, each inside one chunk; batch b is block b % blocks'.
-struct Batches {
-  std::int64_t tokens = 0;
-  std::int64_t count = 0;
-  int size = 1;
-
-  __device__ std::int64_t first(std::int64_t batch) const { return batch * size; }
-
-  __device__ int tokens_of(std::int64_t batch) const {
-    return static_cast<int>(min(static_cast<std::int64_t>(size), tokens - first(batch)));
-  }
-};
-
-// Small enough that each block has two or more. A chunk's size is a power of two, and so a batch divides it.
-__device__ inline Batches batches_of(std::int64_t tokens, int tokens_per_chunk) {
-  int size = min(kMaxBatch, tokens_per_chunk);
-  while (size > kMinBatch && protocol::ceil_div(tokens, size) < 2 * std::int64_t{gridDim.x})
-    size /= 2;
-  return {tokens, protocol::ceil_div(tokens, size), size};
-}
 
 // By one thread. Piece n goes through stage n % kStages, whose counter it is the phase n / kStages of. Each piece is
 // loaded, and when it is there stored to any number of places, and closed.

@@ -8,7 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "engine/cuda/compact_engine.h"
 #include "engine/cuda/every_rank_engine.h"
+#include "engine/cuda/expert_counts.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/queued_engine.h"
 #include "engine/cuda/rank_major_engine.h"
@@ -55,10 +57,17 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
     return std::make_unique<RankMajorEngine>(setup, window);
   }
   if (setup.spec.placement == protocol::Placement::kEveryRank) return std::make_unique<EveryRankEngine>(setup, window);
+  if (setup.spec.placement == protocol::Placement::kCompact && setup.spec.transport == protocol::Transport::kWindow) {
+    return std::make_unique<CompactEngine>(setup, window);
+  }
   throw Error(ErrorCode::kUnsupported,
-              "the CUDA engine moves rank-major rows (`one_sided`, `two_sided`) and every rank's rows (`all_gather`) "
-              "so far",
+              "the CUDA engine moves rank-major rows (`one_sided`, `two_sided`), every rank's rows (`all_gather`) and "
+              "compact rows through windows (`high_throughput`) so far",
               setup.rank);
+}
+
+std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
+  return SmallLayout::of(layout).bytes(layout) + ExpertCounts::of(layout, params.num_experts).bytes();
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)

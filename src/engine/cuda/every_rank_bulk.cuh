@@ -9,6 +9,7 @@
 // Who receives cannot tell it from the other sender.
 #pragma once
 
+#include "engine/cuda/batches.cuh"
 #include "engine/cuda/every_rank_send.cuh"
 
 namespace tokenyard::engine::cuda {

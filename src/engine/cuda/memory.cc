@@ -76,17 +76,20 @@ Event make_event(int device) {
   return Event(event);
 }
 
-// [masks] [ranks of tokens] [present] [rows sent] [rows received] [tokens] [state]
-RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
+// [masks] [ranks of tokens] [present] [rows sent] [rows received] [tokens] [state] [extra]
+RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout, std::int64_t extra_bytes) {
   const protocol::WindowShape& shape = layout.shape();
   const std::int64_t ranks = shape.num_ranks;
   view_.words = static_cast<int>(protocol::ceil_div(ranks, kWordBits));
   const std::int64_t masks = ranks * layout.max_chunks() * 8;
   const std::int64_t sets = shape.max_tokens * view_.words * 4;
   const std::int64_t present = ranks * SmallLayout::of(layout).tokens * 4;
-  bytes_ = masks + sets + present + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4;
+  const std::int64_t extra =
+      protocol::align_up(masks + sets + present + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4, 16);
+  bytes_ = extra + extra_bytes;
   memory_ = make_device_memory(device, bytes_);
   std::byte* at = memory_.get();
+  extra_ = at + extra;
   view_.masks = reinterpret_cast<std::uint64_t*>(at);
   view_.ranks_of_token = reinterpret_cast<std::uint32_t*>(at += masks);
   view_.present = reinterpret_cast<std::uint32_t*>(at += sets);

@@ -59,9 +59,13 @@ using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
 // The route of one handle.
 class RouteBuffers final : public RoundMemory {
  public:
-  RouteBuffers(int device, const protocol::WindowLayout& layout);
+  // `extra_bytes`: what a placement keeps besides.
+  RouteBuffers(int device, const protocol::WindowLayout& layout, std::int64_t extra_bytes = 0);
 
   [[nodiscard]] const RouteMemory& view() const { return view_; }
+
+  // Aligned to 16 bytes.
+  [[nodiscard]] std::byte* extra() const { return extra_; }
 
   // As new. No kernel may use it.
   void clear() const;
@@ -75,6 +79,7 @@ class RouteBuffers final : public RoundMemory {
  private:
   DeviceMemory memory_;
   std::int64_t bytes_ = 0;
+  std::byte* extra_ = nullptr;
   RouteMemory view_{};
 };
 

@@ -3,32 +3,13 @@
 // one of its experts, and then receive: they wait for the chunks of all sources and write what the result needs besides
 // rows, which lie where the caller sees them. All blocks are resident, and what a block still sends does not wait for
 // its warps that receive.
+#include "engine/cuda/bulk_send.cuh"
 #include "engine/cuda/kernels.h"
-#include "engine/cuda/rank_major_bulk.cuh"
 #include "engine/cuda/rank_major_send.cuh"
 #include "engine/cuda/routes.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
-
-__device__ void send(const DispatchTask& task, std::uint32_t epoch, std::int64_t tokens) {
-  __shared__ TokenOfBlock shared;
-  __shared__ bool ends;
-  const Crew crew{static_cast<int>(threadIdx.x), kThreads};
-  if (tokens == 0 && blockIdx.x == 0 && warp_index() == 0) stamp_chunk(task, 0, epoch, 0);
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    if (warp_index() == 0) route_token(task.common, task.route, task.ids, token, shared);
-    __syncthreads();
-    for (int index = 0; index < task.num_lanes; ++index)
-      send_row(task, task.lanes[static_cast<unsigned>(index)], token, shared, crew);
-    send_ids(task, token, shared, crew);
-    __syncthreads();
-    const auto chunk = static_cast<int>(token / task.common.layout.shape().tokens_per_chunk);
-    if (threadIdx.x == 0) ends = ends_chunk(task, chunk, 1, tokens);
-    __syncthreads();
-    if (ends && warp_index() == 0) stamp_chunk(task, chunk, epoch, tokens);
-  }
-}
 
 struct Arrival {
   std::uint64_t mask = 0;
@@ -211,7 +192,7 @@ __device__ void dispatch(const DispatchTask& task, Crew receivers, const Send& s
 
 __global__ void __launch_bounds__(kThreads) rank_major_dispatch(const __grid_constant__ DispatchTask task) {
   dispatch(task, {warp_index(), kWarps},
-           [&task](std::uint32_t epoch, std::int64_t tokens) { send(task, epoch, tokens); });
+           [&task](std::uint32_t epoch, std::int64_t tokens) { send_by_blocks<RankMajorSend>(task, epoch, tokens); });
 }
 
 // One block fills a multiprocessor: its stages do.
@@ -219,9 +200,9 @@ __global__ void __launch_bounds__(kThreads, 1) bulk_dispatch(const __grid_consta
   dispatch(task, {warp_index() - kFirstRouter, kRouters}, [&task](std::uint32_t epoch, std::int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) std::byte ring[];  // NOLINT(modernize-avoid-c-arrays): device code
-    send_in_bulk(task, epoch, tokens, ring);
+    send_in_bulk<RankMajorSend>(task, epoch, tokens, ring);
 #else
-    send(task, epoch, tokens);  // compiled for an older device, and run on a newer one
+    send_by_blocks<RankMajorSend>(task, epoch, tokens);  // compiled for an older device, and run on a newer one
 #endif
   });
 }

@@ -12,16 +12,6 @@
 #include "engine/cuda/payload_tasks.h"
 
 namespace tokenyard::engine::cuda {
-namespace {
-
-// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
-bool better_in_bulk(const DispatchTask& task, int blocks) {
-  constexpr std::int64_t kTokensPerBlock = 2;
-  return task.sends && task.num_tokens > kTokensPerBlock * blocks &&
-         std::any_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, moves_in_bulk);
-}
-
-}  // namespace
 
 RankMajorEngine::RankMajorEngine(const Setup& setup, fabric::Window& window)
     : CudaEngine(setup, window), small_(SmallLayout::of(setup.layout)) {
@@ -44,9 +34,8 @@ void RankMajorEngine::plan(const DispatchRequest& request, Round& round) {
 void RankMajorEngine::add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const {
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     const PayloadRows& payload = request.payloads[i];
-    const protocol::Plane& plane = round.planes.planes[i];
     if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
-    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane_of(payload, plane);
+    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane_of(payload, round.planes.planes[i]);
   }
 }
 
@@ -55,9 +44,8 @@ void RankMajorEngine::add_outputs(const DispatchRequest& request, const Round& r
   task.gathered_stats = request.outputs.stats;
   for (std::size_t i = 0; i < request.outputs.planes.size(); ++i) {
     const OutputPlane& output = request.outputs.planes[i];
-    const protocol::Plane& plane = round.planes.planes[i];
     if (output.data == nullptr || i == protocol::kIdsPlane) continue;
-    task.copied[static_cast<std::size_t>(task.num_copied++)] = copied_of(output, plane);
+    task.copied[static_cast<std::size_t>(task.num_copied++)] = copied_of(output, round.planes.planes[i]);
   }
 }
 
@@ -162,7 +150,8 @@ void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRe
       protocol::num_chunks(std::max<std::int64_t>(task.rows_per_block, 1), setup().layout.shape().tokens_per_chunk);
   const std::int64_t waits = task.receives ? protocol::ceil_div(chunks * setup().num_ranks, kWarps) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens : 0, waits), request.num_sms);
-  const auto launch = bulk_ && better_in_bulk(task, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
+  const auto launch =
+      bulk_ && gains_from_bulk(task, task.num_tokens, blocks) ? launch_bulk_dispatch : launch_rank_major_dispatch;
   launch(task, blocks, enter(request.stream));
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the senders of a dispatch into a space per source share: the space, the route of a token, and the stamps.
+// What sends rows into a space per source: the wait for space, ids, the stamps.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/cuda/copies.cuh"
 #include "engine/cuda/plain_headers.cuh"
 #include "engine/cuda/routing.cuh"
+#include "engine/cuda/row_send.cuh"
 #include "engine/cuda/tasks.h"
 #include "engine/cuda/verbs.cuh"
 #include "engine/cuda/waits.cuh"
@@ -48,17 +48,6 @@ __device__ inline bool wait_for_space(const DispatchTask& task, std::uint32_t ep
     there = there && wait_unless(common, awaited, released, [&] { return dispatch_given_up(task, awaited); });
   }
   return __syncthreads_and(there) != 0;
-}
-
-// One lane's row of the token to each of its ranks.
-__device__ inline void send_row(
-    const DispatchTask& task, const Lane& lane, std::int64_t token, const TokenOfBlock& shared, Crew crew) {
-  const Common& common = task.common;
-  const std::int64_t place = common.layout.payload(common.rank) + lane.offset + token * lane.stride;
-  move_row(lane.from + token * lane.from_stride, lane.row_bytes, lane.unit, crew, [&](int i, auto value) {
-    for (int d = 0; d < shared.num_destinations; ++d)
-      reinterpret_cast<decltype(value)*>(window_of(common, shared.destinations[d]) + place)[i] = value;
-  });
 }
 
 __device__ inline void send_ids(const DispatchTask& task, std::int64_t token, const TokenOfBlock& shared, Crew crew) {
@@ -121,15 +110,42 @@ __device__ inline void stamp_chunk(const DispatchTask& task, int chunk, std::uin
   }
 }
 
-// By one thread, when `count` more tokens of the chunk are on their way: whether they end it. It has then acquired what
-// was done before for the others.
-__device__ inline bool ends_chunk(const DispatchTask& task, int chunk, std::uint32_t count, std::int64_t tokens) {
-  const int size = task.common.layout.shape().tokens_per_chunk;
-  const std::int64_t left = tokens - static_cast<std::int64_t>(chunk) * size;
-  const auto of_chunk = static_cast<std::uint32_t>(min(static_cast<std::int64_t>(size), left));
-  if (add_acq_rel_device(task.common.arrivals + chunk, count) + count != of_chunk) return false;
-  task.common.arrivals[chunk] = 0;
-  return true;
-}
+// For the senders of rows (row_send.cuh).
+struct RankMajorSend {
+  using Task = DispatchTask;
+  using Token = TokenOfBlock;
+
+  static __device__ __forceinline__ void find_route(const Task& task, std::int64_t token, Token& route) {
+    route_token(task.common, task.route, task.ids, token, route);
+  }
+
+  // The same at every rank.
+  static __device__ __forceinline__ std::int64_t base(const Task& task, const Lane& lane, std::int64_t token) {
+    return task.common.layout.payload(task.common.rank) + lane.offset + token * lane.stride;
+  }
+
+  static __device__ __forceinline__ std::int64_t place(std::int64_t base,
+                                                       const Lane& /*lane*/,
+                                                       const Token& /*route*/,
+                                                       int /*destination*/) {
+    return base;
+  }
+
+  static __device__ __forceinline__ void send_rest(const Task& task,
+                                                   std::int64_t token,
+                                                   const Token& route,
+                                                   Crew crew) {
+    send_ids(task, token, route, crew);
+  }
+
+  static __device__ __forceinline__ void stamp(const Task& task, int chunk, std::uint32_t epoch, std::int64_t tokens) {
+    stamp_chunk(task, chunk, epoch, tokens);
+  }
+
+  // The header goes to every rank all the same.
+  static __device__ __forceinline__ void stamp_nothing(const Task& task, std::uint32_t epoch) {
+    stamp_chunk(task, 0, epoch, 0);
+  }
+};
 
 }  // namespace tokenyard::engine::cuda

@@ -38,6 +38,7 @@ struct alignas(16) Board {
   std::uint64_t deadline_ns = 0;        // of one wait
   std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
   std::uint64_t invalid_ids = 0;        // ids that are no experts, since creation: their picks were dropped
+  std::uint64_t missing_rows = 0;       // of this rank's tokens that receivers had dropped, in all combines
   std::uint64_t invalid_told = 0;       // of them, on the host's board
   // The same epochs, one word for each block of a small round: a block writes its own for its successor, so none has to
   // be found that is the last.
@@ -59,6 +60,7 @@ struct HostBoard {
   Notice fault;    // sticky
   Notice aborted;  // the last operation that a peer gave up, or in which ranks passed what must agree and did not
   std::uint64_t invalid_ids;
+  std::uint64_t missing_rows;
 };
 
 // What a dispatch leaves for its combine, in device memory that a handle owns.
@@ -74,14 +76,16 @@ struct RouteMemory {
 };
 
 // kRouteAborted: the dispatch was given up by a rank, and no rank will combine it. kCombineAborted: an owner of this
-// rank's rows gave the combine up.
-// Small rounds have words of their own for it (plain_headers.cuh).
+// rank's rows gave the combine up. Small rounds have words of their own for it (plain_headers.cuh). Final places: the
+// dispatch's epoch, and the rows received in all.
 enum RouteWord : int {
   kRouteTokens,
   kRouteAborted,
   kCombineAborted,
   kSmallRouteAborted,
   kSmallCombineAborted,
+  kRouteEpoch,
+  kRouteRows,
   kRouteWords
 };
 
@@ -112,6 +116,17 @@ struct Lane {
 TOKENYARD_HD constexpr bool moves_in_bulk(const Lane& lane) {
   constexpr std::int64_t kLeastBytes = 512;
   return lane.unit == 16 && lane.row_bytes >= kLeastBytes;
+}
+
+// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
+template <class Task>
+bool gains_from_bulk(const Task& task, std::int64_t num_tokens, int blocks) {
+  constexpr std::int64_t kTokensPerBlock = 2;
+  if (!task.sends || num_tokens <= kTokensPerBlock * blocks) return false;
+  for (int i = 0; i < task.num_lanes; ++i) {
+    if (moves_in_bulk(task.lanes[static_cast<unsigned>(i)])) return true;
+  }
+  return false;
 }
 
 // Where the rows of one plane of the result go, when not to where they arrive.
@@ -224,6 +239,7 @@ struct CombineTask {
   Dtype rows_dtype = Dtype::kBf16;  // on the wire
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
+  std::int64_t row_limit = 0;  // final places: rows of the dispatch that this rank kept
   SmallLayout small{};
   SmallWork work{};
   int tokens_per_rank = 0;

@@ -96,6 +96,16 @@ __device__ __forceinline__ void init_byte_counter(std::uint64_t* counter) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(counter)) : "memory");
 }
 
+// The same for threads: each phase ends when `arrivals` of them have come.
+__device__ __forceinline__ void init_arrival_counter(std::uint64_t* counter, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(counter)), "r"(arrivals) : "memory");
+}
+
+// What the thread did before is seen by those that find the phase ended.
+__device__ __forceinline__ void arrive_at_counter(std::uint64_t* counter) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(counter)) : "memory");
+}
+
 __device__ __forceinline__ void expect_bytes(std::uint64_t* counter, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                :

@@ -6,11 +6,12 @@
 //   closer   one warp: counts and stamps what is complete
 //   routers  the others: routes, ids, and rows that bulk copies cannot take
 //
-// Who receives cannot tell it from the other sender.
+// Who receives cannot tell it from the other sender. Placements differ in a `Send` (row_send.cuh).
 #pragma once
 
+#include "engine/cuda/batches.cuh"
 #include "engine/cuda/bulk_ring.cuh"
-#include "engine/cuda/rank_major_send.cuh"
+#include "engine/cuda/row_send.cuh"
 
 namespace tokenyard::engine::cuda {
 
@@ -27,17 +28,19 @@ inline constexpr int kHandingOver = (kRouters + 1) * kWarp;  // threads at such 
 
 inline constexpr std::int32_t kStopped = -1;
 
+template <class Send>
 struct BulkShared {
-  TokenOfBlock tables[kTables][kMaxBatch];
+  typename Send::Token tables[kTables][kMaxBatch];
   std::uint64_t loaded[kStages];
   std::int32_t complete;  // batches of this block whose rows from stages are written; or kStopped
 };
 
 // Walks over the pieces that a block moves: its batches, their tokens, their bulk lanes, and of a row what fits a
 // stage.
+template <class Task>
 class Pieces {
  public:
-  __device__ Pieces(const DispatchTask& task, const Batches& batches)
+  __device__ Pieces(const Task& task, const Batches& batches)
       : task_(task), batches_(batches), batch_(blockIdx.x), lane_(bulk_lane(0)) {
     enter_batch();
   }
@@ -80,7 +83,7 @@ class Pieces {
     end_ = token_ + batches_.tokens_of(batch_);
   }
 
-  const DispatchTask& task_;
+  const Task& task_;
   const Batches& batches_;
   std::int64_t batch_;
   std::int64_t token_ = 0;
@@ -90,9 +93,13 @@ class Pieces {
 };
 
 // By one thread.
+template <class Send>
 class Mover {
  public:
-  __device__ Mover(const DispatchTask& task, const Batches& batches, BulkShared& shared, std::byte* ring)
+  using Task = typename Send::Task;
+  using Token = typename Send::Token;
+
+  __device__ Mover(const Task& task, const Batches& batches, BulkShared<Send>& shared, std::byte* ring)
       : task_(task),
         batches_(batches),
         shared_(shared),
@@ -112,7 +119,7 @@ class Mover {
   }
 
   // After a false nothing more is sent.
-  __device__ bool send(const TokenOfBlock* routes, int tokens) {
+  __device__ bool send(const Token* routes, int tokens) {
     for (int token = 0; token < tokens; ++token) {
       for (int piece = 0; piece < pieces_of_token_; ++piece) {
         if (!send_piece(routes[token])) return false;
@@ -137,14 +144,14 @@ class Mover {
     loads_.advance();
   }
 
-  __device__ bool send_piece(const TokenOfBlock& route) {
+  __device__ bool send_piece(const Token& route) {
     if (!ring_.wait_loaded()) return false;
     const Common& common = task_.common;
     const Lane& lane = stores_.lane();
-    const std::int64_t place =
-        common.layout.payload(common.rank) + lane.offset + stores_.token() * lane.stride + stores_.offset();
-    for (int d = 0; d < route.num_destinations; ++d)
-      ring_.store(window_of(common, route.destinations[d]) + place, stores_.bytes());
+    const std::int64_t base = Send::base(task_, lane, stores_.token()) + stores_.offset();
+    for (int d = 0; d < route.num_destinations; ++d) {
+      ring_.store(window_of(common, route.destinations[d]) + Send::place(base, lane, route, d), stores_.bytes());
+    }
     stores_.advance();
     if (!ring_.close()) return true;
     load_next();
@@ -160,12 +167,12 @@ class Mover {
     if (batch_ < batches_.count) batch_ends_ += static_cast<unsigned>(batches_.tokens_of(batch_) * pieces_of_token_);
   }
 
-  const DispatchTask& task_;
+  const Task& task_;
   const Batches& batches_;
-  BulkShared& shared_;
+  BulkShared<Send>& shared_;
   BulkRing ring_;
-  Pieces loads_;
-  Pieces stores_;
+  Pieces<Task> loads_;
+  Pieces<Task> stores_;
   int pieces_of_token_ = 0;
   std::int64_t batch_ = blockIdx.x;  // the next that will be complete
   unsigned batch_ends_ = 0;          // pieces of the block up to its end
@@ -174,11 +181,12 @@ class Mover {
 
 // By one warp. A table is free again when its batch's last piece is on its way. Only where a batch comes that waits for
 // the table is this said, so that nothing is left at a barrier.
-__device__ inline void move_batches(const DispatchTask& task,
-                                    const Batches& batches,
-                                    BulkShared& shared,
-                                    std::byte* ring) {
-  Mover mover(task, batches, shared, ring);
+template <class Send>
+__device__ void move_batches(const typename Send::Task& task,
+                             const Batches& batches,
+                             BulkShared<Send>& shared,
+                             std::byte* ring) {
+  Mover<Send> mover(task, batches, shared, ring);
   if (lane_index() == 0) mover.begin();
   bool sends = true;
   int table = 0;
@@ -194,7 +202,8 @@ __device__ inline void move_batches(const DispatchTask& task,
 }
 
 // Tokens go round all routers across the bounds of batches.
-__device__ inline void route_batches(const DispatchTask& task, const Batches& batches, BulkShared& shared) {
+template <class Send>
+__device__ void route_batches(const typename Send::Task& task, const Batches& batches, BulkShared<Send>& shared) {
   const Crew crew{lane_index(), kWarp};
   int next = warp_index() - kFirstRouter;
   int table = 0;
@@ -203,13 +212,13 @@ __device__ inline void route_batches(const DispatchTask& task, const Batches& ba
     const int tokens = batches.tokens_of(batch);
     for (; next < tokens; next += kRouters) {
       const std::int64_t token = batches.first(batch) + next;
-      TokenOfBlock& route = shared.tables[table][next];
-      route_token(task.common, task.route, task.ids, token, route);
+      typename Send::Token& route = shared.tables[table][next];
+      Send::find_route(task, token, route);
       __syncwarp();
-      send_ids(task, token, route, crew);
+      Send::send_rest(task, token, route, crew);
       for (int index = 0; index < task.num_lanes; ++index) {
         const Lane& lane = task.lanes[static_cast<unsigned>(index)];
-        if (!moves_in_bulk(lane)) send_row(task, lane, token, route, crew);
+        if (!moves_in_bulk(lane)) send_row<Send>(task, lane, token, route, crew);
       }
     }
     next -= tokens;
@@ -221,10 +230,11 @@ __device__ inline void route_batches(const DispatchTask& task, const Batches& ba
 
 // By one warp. Rows that came from stages are written when the mover says so; ids and the other rows, which the routers
 // stored, were handed to the mover at a barrier before. Both are thus before the release in ends_chunk.
-__device__ inline void close_batches(const DispatchTask& task,
-                                     const Batches& batches,
-                                     std::uint32_t epoch,
-                                     BulkShared& shared) {
+template <class Send>
+__device__ void close_batches(const typename Send::Task& task,
+                              const Batches& batches,
+                              std::uint32_t epoch,
+                              BulkShared<Send>& shared) {
   std::int32_t before = 0;
   for (std::int64_t batch = blockIdx.x; batch < batches.count; batch += gridDim.x, ++before) {
     const auto chunk = static_cast<int>(batches.first(batch) / task.common.layout.shape().tokens_per_chunk);
@@ -234,21 +244,22 @@ __device__ inline void close_batches(const DispatchTask& task,
       while (complete != kStopped && complete <= before)
         complete = load_acquire_block(&shared.complete);
       ends = complete != kStopped &&
-             ends_chunk(task, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)), batches.tokens);
+             ends_chunk(task.common, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)), batches.tokens);
     }
     __syncwarp();
     if (__shfl_sync(kAllLanes, complete, 0) == kStopped) return;
-    if (__shfl_sync(kAllLanes, ends ? 1 : 0, 0) != 0) stamp_chunk(task, chunk, epoch, batches.tokens);
+    if (__shfl_sync(kAllLanes, ends ? 1 : 0, 0) != 0) Send::stamp(task, chunk, epoch, batches.tokens);
   }
 }
 
 // By all threads of a block, after the wait for space. Routers come back first and may receive meanwhile: nothing that
 // the others of the block still do waits for them.
-__device__ inline void send_in_bulk(const DispatchTask& task,
-                                    std::uint32_t epoch,
-                                    std::int64_t tokens,
-                                    std::byte* ring) {
-  __shared__ BulkShared shared;
+template <class Send>
+__device__ void send_in_bulk(const typename Send::Task& task,
+                             std::uint32_t epoch,
+                             std::int64_t tokens,
+                             std::byte* ring) {
+  __shared__ BulkShared<Send> shared;
   const Batches batches = batches_of(tokens, task.common.layout.shape().tokens_per_chunk);
   if (threadIdx.x == kMoverWarp * kWarp) {
     for (std::uint64_t& counter : shared.loaded)
@@ -260,12 +271,12 @@ __device__ inline void send_in_bulk(const DispatchTask& task,
   __syncthreads();
   switch (warp_index()) {
     case kMoverWarp:
-      return move_batches(task, batches, shared, ring);
+      return move_batches<Send>(task, batches, shared, ring);
     case kCloserWarp:
-      if (tokens == 0 && blockIdx.x == 0) stamp_chunk(task, 0, epoch, 0);
-      return close_batches(task, batches, epoch, shared);
+      if (tokens == 0 && blockIdx.x == 0) Send::stamp_nothing(task, epoch);
+      return close_batches<Send>(task, batches, epoch, shared);
     default:
-      return route_batches(task, batches, shared);
+      return route_batches<Send>(task, batches, shared);
   }
 }
 

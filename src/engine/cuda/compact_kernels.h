@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of rounds at final places, for host code; as those in kernels.h.
+#pragma once
+
+#include "engine/cuda/compact_tasks.h"
+#include "engine/cuda/kernels.h"
+
+namespace tokenyard::engine::cuda {
+
+void load_count();
+void launch_count(const CountTask& task, int blocks, cudaStream_t stream);
+
+void load_move();
+void launch_move(const MoveTask& task, int blocks, cudaStream_t stream);
+// The same for many tokens, where the device can.
+[[nodiscard]] bool load_bulk_move();
+void launch_bulk_move(const MoveTask& task, int blocks, cudaStream_t stream);
+
+void load_compact_combine();
+void launch_compact_combine(const CompactCombineTask& task, int blocks, cudaStream_t stream);
+// The same where the device can, for rows that bulk copies take.
+[[nodiscard]] bool load_bulk_combine();
+[[nodiscard]] bool combines_in_bulk(const CombineTask& task);
+void launch_bulk_combine(const CompactCombineTask& task, int blocks, cudaStream_t stream);
+// Waits until no origin reads this rank's combine section, on the stream. One block.
+void launch_acquire_section(const Common& common, cudaStream_t stream);
+
+}  // namespace tokenyard::engine::cuda
