@@ -92,8 +92,9 @@ struct RowCounts {
   // once. Empty where ids are cargo, and on a replay, which carries none.
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
-  // CountsOn::kDevice: [num_ranks] i32, valid until the handle's combine or end.
-  TensorView rows_per_source_on_device{}, tokens_per_source_on_device{};
+  // CountsOn::kDevice: [num_ranks] i32, valid until the handle's combine or end; expert major also [num_local_experts]
+  // i32.
+  TensorView rows_per_source_on_device{}, tokens_per_source_on_device{}, rows_per_expert_on_device{};
 };
 
 // What a dispatch returns and its combine consumes. Move-only; it owns the route, never rows. A handle that dies
@@ -129,7 +130,8 @@ struct DispatchResult {
   TensorView eplb_gathered_stats{};  // [num_ranks, n] i32
   std::vector<TensorView> extra_payloads{};
   // Expert major: [num_local_experts, num_ranks * max_tokens_per_rank] i32, the token index that each row has at its
-  // source; and [num_local_experts, num_ranks, 2] i32, {first row, rows} of each source rank.
+  // source; and [num_local_experts, num_ranks, 2] i32, {first row, rows} of each source rank. With CountsOn::kDevice in
+  // device memory, as RowCounts says; so are the statistics of DispatchOptions then.
   TensorView source_tokens{}, source_ranges{};
   RowCounts counts{};
   Handle handle{};

@@ -93,7 +93,7 @@ inline constexpr EngineInfo kCudaEngine{
     .description = "kernels on GPUs that reach each other's memory, on the caller's streams",
     .kind = EngineKind::kCuda,
     .memory = DeviceKind::kCuda,
-    .extra_window_bytes = [](const protocol::WindowLayout& layout) { return SmallLayout::of(layout).bytes(); },
+    .extra_window_bytes = [](const MoeParams&, const protocol::WindowLayout& layout) { return SmallLayout::of(layout).bytes(); },
     .make = make_cuda_engine,
 };
 

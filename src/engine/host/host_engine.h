@@ -212,7 +212,7 @@ inline constexpr EngineInfo kHostEngine{
     .description = "CPU threads with SIMD, on ranks that are threads or processes of one host",
     .kind = EngineKind::kHost,
     .memory = DeviceKind::kCpu,
-    .extra_window_bytes = [](const protocol::WindowLayout&) { return std::int64_t{0}; },
+    .extra_window_bytes = [](const MoeParams&, const protocol::WindowLayout&) { return std::int64_t{0}; },
     .make = make_host_engine,
 };
 
