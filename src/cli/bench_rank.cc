@@ -186,7 +186,8 @@ class BenchRank {
     received_rows_ = device_->load(received_.hidden_states);
     const Contract& contract = communication_.contract();
     std::int64_t compact = 0;
-    std::vector<std::int64_t> next_of_expert(received_.counts.rows_per_expert.size(), 0);
+    std::vector<std::int64_t> next_of_expert(
+        static_cast<std::size_t>(num_local_experts(communication_.params(), rank_, job_.shape.num_ranks)));
     for (int source = 0; source < job_.shape.num_ranks; ++source) {
       for (std::int64_t token = 0; token < job_.shape.num_tokens; ++token) {
         const float factor = own_factor(source, token);

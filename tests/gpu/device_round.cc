@@ -129,8 +129,10 @@ Status DeviceRounds::dispatch(Communication& communication,
                               const DispatchInput& input,
                               const DispatchOptions& options,
                               DispatchResult& result) {
-  used_ = 0;
-  mirrors_.clear();
+  if (num_dispatches_++ % options_.rounds_in_flight == 0) {
+    used_ = 0;
+    mirrors_.clear();
+  }
   extras_.clear();
   DispatchInput on_device = input;
   for (TensorView* view : {&on_device.hidden_states, &on_device.topk_ids, &on_device.topk_weights,
@@ -159,8 +161,19 @@ Status DeviceRounds::dispatch(Communication& communication,
       into.extra_payloads.push_back(bring(extra));
     with_stream.into = &into;
   }
-  const Status status = outcome(communication, communication.dispatch(on_device, with_stream, result));
+  with_stream.routes_per_expert = to_device(options.routes_per_expert);
+  with_stream.wait_per_source = to_device(options.wait_per_source);
+  Status status;
+  if (auto* split = communication.get<SplitPhases>(); options_.halves) {
+    status = split->dispatch_send(on_device, with_stream, result);
+    if (status.ok()) status = split->dispatch_receive(with_stream, result);
+  } else {
+    status = communication.dispatch(on_device, with_stream, result);
+  }
+  status = outcome(communication, status);
   if (status.code != StatusCode::kOk) return status;
+  to_host(options.routes_per_expert, with_stream.routes_per_expert);
+  to_host(options.wait_per_source, with_stream.wait_per_source);
   const auto show = [&](TensorView& view) {
     for (const auto& [host, device] : callers) {
       if (view.data != device.data) continue;
@@ -172,21 +185,31 @@ Status DeviceRounds::dispatch(Communication& communication,
     view = mirror(view);
   };
   for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
-                           &result.router_logits, &result.eplb_gathered_stats})
+                           &result.router_logits, &result.eplb_gathered_stats, &result.source_tokens,
+                           &result.source_ranges})
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);
-  const TensorView rows = mirror(result.counts.rows_per_source_on_device);
-  const TensorView tokens = mirror(result.counts.tokens_per_source_on_device);
-  synchronize();
-  result.counts.num_rows = 0;
-  for (int source = 0; source < communication.num_ranks(); ++source) {
-    result.counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
-    result.counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
-    result.counts.num_rows += result.counts.rows_per_source.back();
-  }
-  count_experts(communication, result);
+  show_counts(communication, result);
   return status;
+}
+
+void DeviceRounds::show_counts(const Communication& communication, DispatchResult& result) {
+  RowCounts& counts = result.counts;
+  const TensorView rows = mirror(counts.rows_per_source_on_device);
+  const TensorView tokens = mirror(counts.tokens_per_source_on_device);
+  const TensorView by_expert = mirror(counts.rows_per_expert_on_device);
+  synchronize();
+  counts.num_rows = 0;
+  for (int source = 0; source < communication.num_ranks(); ++source) {
+    counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
+    counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
+    counts.num_rows += counts.rows_per_source.back();
+  }
+  if (!by_expert.defined()) return count_experts(communication, result);
+  const auto* begin = by_expert.as<std::int32_t>();
+  counts.rows_per_expert.assign(begin, begin + by_expert.num_elements());
+  counts.aligned_rows_per_expert = counts.rows_per_expert;
 }
 
 Status DeviceRounds::combine(Communication& communication,
@@ -215,7 +238,14 @@ Status DeviceRounds::combine(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
-  const Status status = outcome(communication, communication.combine(handle, on_device, with_stream, output_on_device));
+  Status status;
+  if (auto* split = communication.get<SplitPhases>(); options_.halves) {
+    status = split->combine_send(handle, on_device, with_stream);
+    if (status.ok()) status = split->combine_receive(handle, output_on_device);
+  } else {
+    status = communication.combine(handle, on_device, with_stream, output_on_device);
+  }
+  status = outcome(communication, status);
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
   synchronize();

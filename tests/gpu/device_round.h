@@ -29,6 +29,8 @@ class DeviceRounds {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
     int num_sms = 0;
+    bool halves = false;      // every phase in two
+    int rounds_in_flight = 1;  // dispatches before the first of their combines
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
 
@@ -61,6 +63,8 @@ class DeviceRounds {
 
  private:
   TensorView mirror(const TensorView& device);
+  // What the counts on the device say, in the members for the host.
+  void show_counts(const Communication& communication, DispatchResult& result);
   std::byte* take(std::int64_t bytes);
   Status outcome(Communication& communication, const Status& status) const;
 
@@ -68,6 +72,7 @@ class DeviceRounds {
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
+  int num_dispatches_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
 };

@@ -9,14 +9,13 @@
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/routes.cuh"
 #include "engine/cuda/routing.cuh"
+#include "engine/cuda/sums.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
 #include "protocol/casts.h"
 
 namespace tokenyard::engine::cuda {
 namespace {
-
-constexpr int kRowsAtOnce = 8;
 
 // The origins have read the rows of the combine before; only then may staging write over them.
 __device__ bool wait_for_section(const Common& common, std::uint32_t epoch) {
@@ -135,45 +134,17 @@ __device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersO
   owners.count = count;
 }
 
-// N values of consecutive elements, at most 16 bytes of the wire.
-template <class Format, int N>
-struct alignas(sizeof(typename Format::Bits) * N) Pack {
-  typename Format::Bits bits[N];
-};
-
-template <class Format, int N>
-__device__ void add_pack(float (&sums)[N], const Pack<Format, N>& pack) {
-#pragma unroll
-  for (int i = 0; i < N; ++i)
-    sums[i] = __fadd_rn(sums[i], protocol::decode<Format>(pack.bits[i]));
-}
-
 // One pack of a token's sum: ((+0 + lowest rank) + next rank) + ... + biases, each addition rounded, then one rounding.
 template <class From, class To, int N>
 __device__ void sum_pack(const CombineTask& task, const OwnersOfToken& owners, std::int64_t token, int index) {
   float sums[N] = {};
-  for (int first = 0; first < owners.count; first += kRowsAtOnce) {
-    Pack<From, N> packs[kRowsAtOnce];
-    // All loads before the first addition: they cross the link.
-#pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k) {
-      if (first + k < owners.count) packs[k] = reinterpret_cast<const Pack<From, N>*>(owners.rows[first + k])[index];
-    }
-#pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k) {
-      if (first + k < owners.count) add_pack<From, N>(sums, packs[k]);
-    }
-  }
+  add_rows<From, N>(sums, owners.rows, owners.count, index);
   for (unsigned b = 0; b < task.bias.size(); ++b) {
     if (task.bias[b] == nullptr) continue;
     const std::byte* bias = task.bias[b] + token * task.bias_stride[b];
     add_pack<To, N>(sums, reinterpret_cast<const Pack<To, N>*>(bias)[index]);
   }
-  Pack<To, N> output;
-#pragma unroll
-  for (int i = 0; i < N; ++i)
-    output.bits[i] = protocol::encode<To>(sums[i]);
-  reinterpret_cast<Pack<To, N>*>(task.output + token * task.output_stride)[index] = output;
+  store_pack<To, N>(task.output + token * task.output_stride, index, sums);
 }
 
 template <class From, class To>

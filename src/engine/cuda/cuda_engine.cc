@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 
+#include "engine/cuda/expert_layout.h"
+#include "engine/cuda/expert_major_engine.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
@@ -33,8 +35,17 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
   if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
     return std::make_unique<RankMajorEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves rank-major rows through windows (`one_sided`) so far",
+  if (setup.spec.placement == protocol::Placement::kExpertMajor) {
+    return std::make_unique<ExpertMajorEngine>(setup, window);
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "the CUDA engine moves rows through windows, rank major (`one_sided`) or by expert (`low_latency`), so far",
               setup.rank);
+}
+
+std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
+  if (layout.shape().placement != protocol::Placement::kExpertMajor) return SmallLayout::of(layout).bytes();
+  return ExpertLayout::of(layout, params.top_k, params.num_experts).bytes();
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)

@@ -87,13 +87,14 @@ class CudaEngine : public Engine {
 };
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window);
+std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::WindowLayout& layout);
 
 inline constexpr EngineInfo kCudaEngine{
     .name = "cuda",
     .description = "kernels on GPUs that reach each other's memory, on the caller's streams",
     .kind = EngineKind::kCuda,
     .memory = DeviceKind::kCuda,
-    .extra_window_bytes = [](const MoeParams&, const protocol::WindowLayout& layout) { return SmallLayout::of(layout).bytes(); },
+    .extra_window_bytes = cuda_extra_window_bytes,
     .make = make_cuda_engine,
 };
 

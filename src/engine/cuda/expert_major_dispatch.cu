@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch by expert, in one launch or one for each half: rows cross once for each rank, cast on the way when asked to,
+// and are then copied to their experts. A kernel for each way that rows are loaded.
+#include <algorithm>
+#include <string>
+
+#include "engine/cuda/expert_kernels.h"
+#include "engine/cuda/expert_receive.cuh"
+#include "engine/cuda/expert_rows.cuh"
+#include "engine/cuda/expert_send.cuh"
+#include "engine/cuda/expert_state.cuh"
+
+namespace tokenyard::engine::cuda {
+namespace {
+
+__device__ SentTable sent_table(const ExpertDispatchTask& task, std::int32_t* table) {
+  const int experts = task.experts.num_experts;
+  return {.rows = table, .routes = table + experts, .per_rank = table + 2 * experts};
+}
+
+__device__ ReceivedTable received_table(const ExpertDispatchTask& task, std::int32_t* table) {
+  const int ranks = task.common.num_ranks;
+  return {.base = table + 2 * ranks,
+          .tokens_of = table,
+          .row_base = table + ranks,
+          .routes = table + 2 * ranks + ranks * task.experts.num_local};
+}
+
+template <class Row>
+__global__ void __launch_bounds__(kThreads, 1) expert_dispatch(const __grid_constant__ ExpertDispatchTask task) {
+  extern __shared__ std::int32_t table[];  // NOLINT(modernize-avoid-c-arrays): device code
+  const Common& common = task.common;
+  std::uint32_t* state = task.route.state;
+  const ExpertStart start = read_expert_start(common);
+  const std::uint32_t of_round = task.sends ? 0 : state[kDispatchEpoch];
+  if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
+  const std::uint32_t epoch = task.sends ? start.epochs[protocol::kDispatchPhase] + 1 : of_round;
+  const bool closes = task.receives && task.values_to.data != nullptr;
+  begin_operation(common, *task.state, start, {protocol::kDispatchPhase, epoch, task.sends, closes}, [&] {
+    if (!task.sends) return;
+    state[kDispatchEpoch] = epoch;
+    state[kCombineGivenUp] = 0;
+  });
+  if (task.sends) send_tokens<Row>(task, epoch, sent_table(task, table));
+  if (!task.receives) return;
+  __syncthreads();
+  receive_all(task, epoch, received_table(task, table));
+}
+
+using DispatchKernel = void (*)(ExpertDispatchTask);
+
+DispatchKernel kernel_for(DispatchCast cast, Dtype rows) {
+  if (cast == DispatchCast::kNone) return expert_dispatch<PlainRow>;
+  if (rows == Dtype::kBf16) return expert_dispatch<CastRow<protocol::Bf16>>;
+  if (rows == Dtype::kF16) return expert_dispatch<CastRow<protocol::F16>>;
+  return expert_dispatch<CastRow<protocol::F32>>;
+}
+
+}  // namespace
+
+// Senders: rows and routes of each expert, rows for each rank. Receivers: for each source its tokens, its first row, and
+// rows of each local expert; then routes of these.
+std::int64_t expert_table_bytes(int num_experts, int num_ranks) {
+  const std::int64_t local = protocol::ceil_div(num_experts, num_ranks);
+  const std::int64_t sent = 2 * std::int64_t{num_experts} + num_ranks;
+  const std::int64_t received = num_ranks * (2 + local) + local;
+  return std::max(sent, received) * 4;
+}
+
+void load_expert_dispatch(std::int64_t table_bytes) {
+  int device = 0;
+  int most = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  for (const DispatchCast cast : {DispatchCast::kNone, DispatchCast::kFp8Block128}) {
+    for (const Dtype rows : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      const DispatchKernel kernel = kernel_for(cast, rows);
+      cudaFuncAttributes attributes{};
+      check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of dispatch");
+      const std::int64_t room = most - static_cast<std::int64_t>(attributes.sharedSizeBytes);
+      if (table_bytes > room) {
+        throw Error(ErrorCode::kUnsupported, "the tables of so many experts and ranks take " +
+                                                 std::to_string(table_bytes) + " bytes of a block's shared memory, " +
+                                                 "and this device has " + std::to_string(room));
+      }
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(table_bytes)),
+            "loading a kernel of dispatch");
+    }
+  }
+}
+
+void launch_expert_dispatch(const ExpertDispatchTask& task, int blocks, cudaStream_t stream) {
+  const std::int64_t bytes = expert_table_bytes(task.experts.num_experts, task.common.num_ranks);
+  kernel_for(task.cast, task.rows_dtype)<<<blocks, kThreads, static_cast<std::size_t>(bytes), stream>>>(task);
+  check(cudaGetLastError(), "launching a dispatch");
+}
+
+}  // namespace tokenyard::engine::cuda
