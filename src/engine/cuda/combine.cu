@@ -174,8 +174,8 @@ __device__ void finish(const CombineTask& task, std::uint32_t epoch) {
   const Common& common = task.common;
   if (threadIdx.x == 0) {
     common.board->blocks_done = 0;
-    if (task.sends) common.board->epochs[protocol::kCombinePhase] = epoch;
   }
+  if (task.sends) write_epochs(common, protocol::kCombinePhase, epoch, 0);
   if (!task.receives) return;
   for (int owner = static_cast<int>(threadIdx.x); owner < common.num_ranks; owner += kThreads) {
     store_release_system(progress_of(common, owner, protocol::kCombinePhase, common.rank),

@@ -71,19 +71,19 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   board_ = make_device_memory(device_, board_bytes_);
   host_ = make_pinned_memory(device_, sizeof(HostBoard));
   order_ = make_event(device_);
-  common_ = {.layout = setup.layout,
-             .windows = reinterpret_cast<std::byte* const*>(windows_.get()),
-             .near = near,
+  common_ = {.rank = setup.rank,
+             .num_ranks = setup.num_ranks,
              .board = reinterpret_cast<Board*>(board_.get()),
+             .near = near,
+             .windows = reinterpret_cast<std::byte* const*>(windows_.get()),
              .host = reinterpret_cast<HostBoard*>(host_.get()),
              .arrivals = reinterpret_cast<std::uint32_t*>(board_.get() + board),
              .owed = reinterpret_cast<std::uint32_t*>(board_.get() + board) + setup.layout.max_chunks() + 1,
-             .rank = setup.rank,
-             .num_ranks = setup.num_ranks};
+             .layout = setup.layout};
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute");
   // All blocks of all ranks on the device are resident: blocks wait for each other.
-  max_blocks_ = std::max(1, processors / window.ranks_on_device());
+  max_blocks_ = std::clamp(processors / window.ranks_on_device(), 1, kMaxBlocks);
   load_notices();
   set_back(setup.initial_epoch);
 }
@@ -178,11 +178,13 @@ void CudaEngine::set_back(std::uint32_t epoch) {
   const auto nanoseconds = [](auto duration) {
     return static_cast<std::uint64_t>(std::chrono::nanoseconds(duration).count());
   };
-  const Board start{.epochs = {epoch, epoch, epoch},
-                    .rows_released = epoch,
-                    .initial_epoch = setup_.initial_epoch,
-                    .deadline_ns = nanoseconds(setup_.deadline),
-                    .first_deadline_ns = nanoseconds(setup_.first_round_deadline)};
+  Board start{.epochs = {epoch, epoch, epoch},
+              .rows_released = epoch,
+              .initial_epoch = setup_.initial_epoch,
+              .deadline_ns = nanoseconds(setup_.deadline),
+              .first_deadline_ns = nanoseconds(setup_.first_round_deadline)};
+  for (auto& of_phase : start.block_epochs)
+    of_phase.fill(epoch);
   std::memcpy(board.data(), &start, sizeof(start));
   std::vector<std::uint32_t> owed(static_cast<std::size_t>(setup_.num_ranks), epoch);
   const auto at = reinterpret_cast<const std::byte*>(common_.owed) - board_.get();

@@ -31,7 +31,9 @@ void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream);
 // One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
 void launch_abort_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream);
 // The same of the combine of a round.
-void launch_abort_combine(const Common& common, const RouteMemory& route, cudaStream_t stream);
+void launch_abort_combine(const Common& common, const RouteMemory& route, bool small, cudaStream_t stream);
+// The receive half of a dispatch whose rows nobody wants.
+void launch_await_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream);
 // Nothing of the last dispatch's rows will be read any more, and no combine says so; or nothing of the last combine's.
 void launch_release(const Common& common, bool combine, cudaStream_t stream);
 // Makes a route as new, after a round that no combine ended.

@@ -76,21 +76,21 @@ Event make_event(int device) {
   return Event(event);
 }
 
-// [masks] [ranks of tokens] [rows sent] [rows received] [tokens] [state]
+// [masks] [ranks of tokens] [present] [rows sent] [rows received] [tokens] [state]
 RouteBuffers::RouteBuffers(int device, const protocol::WindowLayout& layout) {
   const protocol::WindowShape& shape = layout.shape();
   const std::int64_t ranks = shape.num_ranks;
   view_.words = static_cast<int>(protocol::ceil_div(ranks, kWordBits));
-  view_.chunks = static_cast<int>(layout.max_chunks());
-  view_.small_chunks = static_cast<int>(protocol::num_chunks(SmallLayout::of(layout).tokens, shape.tokens_per_chunk));
   const std::int64_t masks = ranks * layout.max_chunks() * 8;
   const std::int64_t sets = shape.max_tokens * view_.words * 4;
-  bytes_ = masks + sets + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4;
+  const std::int64_t present = ranks * SmallLayout::of(layout).tokens * 4;
+  bytes_ = masks + sets + present + 3 * ranks * 4 + std::int64_t{kRouteWords} * 4;
   memory_ = make_device_memory(device, bytes_);
   std::byte* at = memory_.get();
   view_.masks = reinterpret_cast<std::uint64_t*>(at);
   view_.ranks_of_token = reinterpret_cast<std::uint32_t*>(at += masks);
-  view_.rows_sent = reinterpret_cast<std::uint32_t*>(at += sets);
+  view_.present = reinterpret_cast<std::uint32_t*>(at += sets);
+  view_.rows_sent = reinterpret_cast<std::uint32_t*>(at += present);
   view_.rows_received = reinterpret_cast<std::uint32_t*>(at += ranks * 4);
   view_.tokens_of = reinterpret_cast<std::int32_t*>(at += ranks * 4);
   view_.state = reinterpret_cast<std::uint32_t*>(at + ranks * 4);

@@ -66,6 +66,9 @@ class RouteBuffers final : public RoundMemory {
 
   bool in_use = false;            // a dispatch has added to it, and no combine was enqueued that clears it
   bool ended_by_combine = false;  // its views: nothing is left to tell the peers
+  bool small = false;             // the round goes in lines
+  bool received = false;          // its receive half was enqueued
+  bool own_shown = false;         // own rows of a small round are where they were first shown, and nowhere else
 
  private:
   DeviceMemory memory_;

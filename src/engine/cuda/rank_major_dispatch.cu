@@ -6,6 +6,7 @@
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/rank_major_bulk.cuh"
 #include "engine/cuda/rank_major_send.cuh"
+#include "engine/cuda/routes.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
@@ -43,7 +44,10 @@ __device__ Arrival wait_chunk(const DispatchTask& task, int source, int chunk, s
   const auto stamped = [epoch](const std::uint64_t* stamp) {
     return protocol::stamp_is(load_acquire_system(stamp), epoch);
   };
-  if (!wait_until(common, awaited, [&] { return stamped(&header->stamp); })) return {};
+  const auto pointless = [&] { return dispatch_given_up(task, awaited); };
+  if (!wait_unless(
+          common, awaited, [&] { return stamped(&header->stamp); }, pointless))
+    return {};
   const bool aborted = header->status == protocol::HeaderStatus::kAborted;
   if (aborted || header->digest != task.digest || header->agreed != task.agreed) {
     // Each rank compares all others with itself, so when any two differ every rank ends this operation.
@@ -54,7 +58,9 @@ __device__ Arrival wait_chunk(const DispatchTask& task, int source, int chunk, s
   if (chunk == 0) return {header->mask, tokens, true};
   if (static_cast<std::int64_t>(chunk) * common.layout.shape().tokens_per_chunk >= tokens) return {0, tokens, true};
   const protocol::ChunkLine* line = chunk_of(common, common.rank, source, chunk);
-  if (!wait_until(common, awaited, [&] { return stamped(&line->stamp); })) return {};
+  if (!wait_unless(
+          common, awaited, [&] { return stamped(&line->stamp); }, pointless))
+    return {};
   return {line->mask, tokens, true};
 }
 
@@ -162,9 +168,9 @@ __device__ void finish(const DispatchTask& task, std::uint32_t epoch) {
   Board& board = *common.board;
   if (threadIdx.x == 0) {
     board.blocks_done = 0;
-    if (task.sends) board.epochs[protocol::kDispatchPhase] = epoch;
-    common.host->invalid_ids = board.invalid_ids;
+    common.host->invalid_ids = board.invalid_told = board.invalid_ids;
   }
+  if (task.sends) write_epochs(common, protocol::kDispatchPhase, epoch, 0);
   if (!task.receives) return;
   const std::uint32_t aborted = load_relaxed_device(task.route.state + kRouteAborted);
   // Nobody will combine an operation that was given up: its rows are released here.
@@ -189,7 +195,15 @@ __device__ void dispatch(const DispatchTask& task, Crew receivers, const Send& s
   if (task.sends) {
     const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
     if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
-    if (wait_for_space(common, epoch)) send_all(epoch, tokens);
+    // Small rounds release nothing, and none of an older round's rows is read any more.
+    if (blockIdx.x == 0) release_views(common, last);
+    if (wait_for_space(task, epoch)) {
+      send_all(epoch, tokens);
+    } else if (blockIdx.x == 0) {
+      // Given up, but every rank hears from every other one in each dispatch.
+      for (int to = static_cast<int>(threadIdx.x); to < common.num_ranks; to += kThreads)
+        stamp_header(task, to, epoch, 0, 0);
+    }
   }
   if (task.receives && receivers.index >= 0) receive(task, epoch, receivers);
   if (last_block(&common.board->blocks_done)) finish(task, epoch);

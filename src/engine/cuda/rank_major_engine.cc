@@ -96,6 +96,7 @@ DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, cons
   DispatchTask task;
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
+  task.small = small_;
   task.ids = ids_of(request, round);
   task.num_tokens = request.num_tokens;
   task.rows_per_block = request.tokens_per_rank;
@@ -108,9 +109,33 @@ DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, cons
   return task;
 }
 
-// Ranks agree on it, for they agree on what it is made of.
+// Ranks agree on it, for they agree on what it is made of; and who does not is found out (plain_headers.cuh).
 bool RankMajorEngine::is_small(const DispatchRequest& request) const {
-  return request.in_one_call && request.tokens_per_rank <= small_.tokens && request.stats.empty();
+  const auto given = [](const PayloadRows& payload) { return payload.row_bytes > 0; };
+  const auto payloads = std::ranges::count_if(request.payloads, given);
+  return request.tokens_per_rank > 0 && request.tokens_per_rank <= small_.tokens && request.stats.empty() &&
+         payloads <= kSmallLanes;
+}
+
+void RankMajorEngine::add_small_lane(const DispatchRequest& request,
+                                     const protocol::Plane& plane,
+                                     std::size_t index,
+                                     SmallDispatchTask& task) const {
+  const PayloadRows& payload = request.payloads[index];
+  const OutputPlane& output = request.outputs.planes[index];
+  // Where the caller sees it: its own tensor, or the window's space.
+  const bool own = output.data == nullptr;
+  SmallLane& lane = task.lanes[static_cast<std::size_t>(task.num_lanes++)];
+  lane.from = payload.data;
+  lane.from_stride = payload.stride;
+  lane.to = own ? window().own() + setup().layout.payload(0) + plane.offset : output.data;
+  lane.to_block_stride = own ? setup().layout.payload_bytes() : output.block_stride;
+  lane.to_row_stride = own ? plane.stride : output.row_stride;
+  lane.row_bytes = static_cast<int>(payload.row_bytes);
+  lane.first_word = task.num_words;
+  lane.end_word = task.num_words += static_cast<int>(words_of(payload.row_bytes));
+  lane.aligned_from = unit_of(bits_of(lane.from) | bits_of(lane.from_stride)) >= 8;
+  lane.aligned_to = unit_of(bits_of(lane.to) | bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride)) >= 8;
 }
 
 SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
@@ -122,31 +147,20 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.num_tokens = request.num_tokens;
   task.num_tokens_on_device = request.num_tokens_on_device;
   task.rows_per_block = request.tokens_per_rank;
-  task.digest = request.digest;
-  task.agreed = request.agreed;
-  int words = 0;
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
-    const PayloadRows& payload = request.payloads[i];
-    if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
-    const protocol::Plane& plane = round.planes.planes[i];
-    const OutputPlane& output = request.outputs.planes[i];
-    SmallLane lane{.from = payload.data, .from_stride = payload.stride, .row_bytes = payload.row_bytes};
-    // Where the caller sees it: its own tensor, or the window's space.
-    lane.to = output.data != nullptr ? output.data : window().own() + setup().layout.payload(0) + plane.offset;
-    lane.to_block_stride = output.data != nullptr ? output.block_stride : setup().layout.payload_bytes();
-    lane.to_row_stride = output.data != nullptr ? output.row_stride : plane.stride;
-    lane.first_word = words;
-    lane.num_words = static_cast<int>(protocol::ceil_div(payload.row_bytes, 4));
-    words += lane.num_words;
-    const std::uint64_t places = bits_of(lane.from) | bits_of(lane.from_stride) | bits_of(lane.to) |
-                                 bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride);
-    lane.aligned = unit_of(places) >= 4;
-    lane.unit = unit_of(places | bits_of(lane.row_bytes));
-    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane;
+    if (i == protocol::kIdsPlane || request.payloads[i].row_bytes == 0) continue;
+    add_small_lane(request, round.planes.planes[i], i, task);
   }
-  task.lane_words = words;
-  task.num_units = static_cast<int>(protocol::ceil_div(words + setup().params.top_k, kUnitWords));
+  constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15U;  // 2^64 over the golden ratio: all bits matter
+  const std::uint64_t all = request.digest ^ static_cast<std::uint64_t>(request.agreed) * kSpread;
+  task.agreed = static_cast<std::uint32_t>(all * kSpread >> 32);
   return task;
+}
+
+void RankMajorEngine::launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request) {
+  const DeviceScope scope(device());
+  const std::int64_t items = task.rows_per_block * (task.receives ? setup().num_ranks : 1);
+  launch_small_dispatch(task, blocks_for(items, request.num_sms), enter(request.stream));
 }
 
 void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
@@ -163,7 +177,8 @@ void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRe
 Status RankMajorEngine::dispatch_send(const DispatchRequest& request, Round& round) {
   count_dispatch();
   auto& buffers = static_cast<RouteBuffers&>(*round.memory);
-  buffers.ended_by_combine = false;
+  buffers.ended_by_combine = buffers.received = buffers.own_shown = false;
+  buffers.small = is_small(request);
   if (std::exchange(buffers.in_use, true)) {
     const DeviceScope scope(device());
     launch_clear(common(), buffers.view(), enter(request.stream));
@@ -172,38 +187,47 @@ Status RankMajorEngine::dispatch_send(const DispatchRequest& request, Round& rou
   round.space_stride = setup().layout.payload_bytes();
   round.rows_on_device = reinterpret_cast<std::int32_t*>(buffers.view().rows_received);
   round.tokens_on_device = buffers.view().tokens_of;
-  if (!request.in_one_call) {
-    DispatchTask task = dispatch_task(request, round);
-    task.receives = false;
-    launch_dispatch(task, request);
-  }
+  if (!request.in_one_call) launch_half(request, round, {.sends = true});
   return {.code = StatusCode::kEnqueued};
 }
 
 Status RankMajorEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
-  if (is_small(request)) {
-    const DeviceScope scope(device());
-    const int blocks = blocks_for(request.tokens_per_rank * setup().num_ranks, request.num_sms);
-    launch_small_dispatch(small_dispatch_task(request, round), blocks, enter(request.stream));
-    return {.code = StatusCode::kEnqueued};
-  }
-  DispatchTask task = dispatch_task(request, round);
-  task.sends = request.in_one_call;
-  add_outputs(request, round, task);
-  launch_dispatch(task, request);
+  static_cast<RouteBuffers&>(*round.memory).received = true;
+  launch_half(request, round, {.sends = request.in_one_call, .receives = true, .counts = true});
   return {.code = StatusCode::kEnqueued};
 }
 
 void RankMajorEngine::fill(const DispatchRequest& request, Round& round) {
+  if (static_cast<const RouteBuffers&>(*round.memory).own_shown) {
+    throw Error(ErrorCode::kUnsupported,
+                "a round of few tokens is received once on a GPU, unless the first time was refused", setup().rank);
+  }
+  launch_half(request, round, {.receives = true});
+}
+
+void RankMajorEngine::launch_half(const DispatchRequest& request, const Round& round, Halves halves) {
+  auto& buffers = static_cast<RouteBuffers&>(*round.memory);
+  if (buffers.small) {
+    SmallDispatchTask task = small_dispatch_task(request, round);
+    task.own_direct = buffers.own_shown = halves.sends && halves.receives && task.ids.to != nullptr;
+    task.sends = halves.sends;
+    task.receives = halves.receives;
+    task.counts = halves.counts;
+    return launch_small_dispatch_half(task, request);
+  }
   DispatchTask task = dispatch_task(request, round);
-  task.sends = task.counts = false;
-  add_outputs(request, round, task);
+  task.sends = halves.sends;
+  task.receives = halves.receives;
+  task.counts = halves.counts;
+  if (halves.receives) add_outputs(request, round, task);
   launch_dispatch(task, request);
 }
 
 void RankMajorEngine::release(const Round& round) {
-  if (static_cast<const RouteBuffers&>(*round.memory).ended_by_combine) return;
+  const auto& buffers = static_cast<const RouteBuffers&>(*round.memory);
+  if (buffers.ended_by_combine) return;
   const DeviceScope scope(device());
+  if (!buffers.received) launch_await_dispatch(common(), small_, last_stream());
   launch_release(common(), false, last_stream());
 }
 
@@ -242,6 +266,8 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   buffers.ended_by_combine = true;
   buffers.in_use = !request.in_one_call;  // the receive half clears it
   combine_.receives = request.in_one_call;
+  if (buffers.small) combine_.small = small_;
+  combine_.tokens_per_rank = round.tokens_per_rank;
   if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
@@ -263,21 +289,21 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
     all |= bits_of(task.bias[i]) | bits_of(task.bias_stride[i]);
   }
   const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(output.dtype));
-  if (target.in_one_call && round.tokens_per_rank <= small_.tokens) {
-    const DeviceScope scope(device());
-    task.small = small_;
-    task.vectors = unit_of(all) >= 4;
-    launch_small_combine(task, blocks_for(round.tokens_per_rank * setup().num_ranks, target.num_sms),
-                         enter(target.stream));
-    return {.code = StatusCode::kEnqueued};
+  if (task.small.tokens > 0) {
+    task.vectors = unit_of(all) >= 8;
+  } else {
+    task.vectors = unit_of(all) == 16 && task.hidden % (16 / wider) == 0;
   }
-  task.vectors = unit_of(all) == 16 && task.hidden % (16 / wider) == 0;
   launch_combine_half(task, target.stream, target.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
 void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
+  if (task.small.tokens > 0) {
+    launch_small_combine(task, blocks_for(task.tokens_per_rank * setup().num_ranks, num_sms), enter(stream));
+    return;
+  }
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;
   const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarps) : 0;
   const std::int64_t tokens = task.receives ? setup().layout.shape().max_tokens : 0;
@@ -296,7 +322,8 @@ void RankMajorEngine::abort_dispatch() {
 
 void RankMajorEngine::abort_combine(const Round& round) {
   const DeviceScope scope(device());
-  launch_abort_combine(common(), static_cast<const RouteBuffers&>(*round.memory).view(), last_stream());
+  const auto& buffers = static_cast<const RouteBuffers&>(*round.memory);
+  launch_abort_combine(common(), buffers.view(), buffers.small, last_stream());
 }
 
 }  // namespace tokenyard::engine::cuda

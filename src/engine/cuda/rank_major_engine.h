@@ -27,6 +27,19 @@ class RankMajorEngine final : public CudaEngine {
 
  private:
   [[nodiscard]] bool is_small(const DispatchRequest& request) const;
+
+  struct Halves {
+    bool sends = false;
+    bool receives = false;
+    bool counts = false;  // rows are received for the first time
+  };
+
+  void launch_half(const DispatchRequest& request, const Round& round, Halves halves);
+  void add_small_lane(const DispatchRequest& request,
+                      const protocol::Plane& plane,
+                      std::size_t index,
+                      SmallDispatchTask& task) const;
+  void launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request);
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] Ids ids_of(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/cuda/copies.cuh"
+#include "engine/cuda/plain_headers.cuh"
 #include "engine/cuda/routing.cuh"
 #include "engine/cuda/tasks.h"
 #include "engine/cuda/verbs.cuh"
@@ -17,16 +18,34 @@ __device__ inline int num_chunks_of(const DispatchTask& task, std::int64_t token
   return static_cast<int>(protocol::num_chunks(tokens, task.common.layout.shape().tokens_per_chunk));
 }
 
-// Waits until every peer has read the headers of the operation before the last, and has released the rows of the last.
-__device__ inline bool wait_for_space(const Common& common, std::uint32_t epoch) {
+// By one thread: whether this rank has given the dispatch up, or does now because the peer has, or takes it for a small
+// round.
+__device__ inline bool dispatch_given_up(const DispatchTask& task, const Awaited& awaited) {
+  const Common& common = task.common;
+  std::uint32_t* state = task.route.state + kRouteAborted;
+  if (load_relaxed_device(state) != 0) return true;
+  const protocol::HeaderLine* header =
+      header_of(common, common.rank, protocol::kDispatchPhase, awaited.epoch, awaited.peer);
+  const bool aborted = protocol::stamp_is(load_acquire_system(&header->stamp), awaited.epoch) &&
+                       header->status == protocol::HeaderStatus::kAborted;
+  const bool small = task.small.tokens > 0 && small_dispatch_began(common, task.small, awaited.peer, awaited.epoch);
+  if (!aborted && !small) return false;
+  give_up(common, state, aborted ? NoticeKind::kAborted : NoticeKind::kMismatch, awaited);
+  return true;
+}
+
+// Waits until every peer has released the rows of the last operation. The headers of the one before that have been
+// read: each peer's header of the last came after that.
+__device__ inline bool wait_for_space(const DispatchTask& task, std::uint32_t epoch) {
+  const Common& common = task.common;
   bool there = true;
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
     const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
-    there = there && wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
-              const std::uint64_t progress = load_acquire_system(word);
-              return protocol::reached(protocol::rows_released(progress), epoch - 1) &&
-                     protocol::reached(protocol::headers_read(progress), epoch - protocol::kHeaderSlots);
-            });
+    const Awaited awaited{peer, Phase::kDispatch, epoch};
+    const auto released = [&] {
+      return protocol::reached(protocol::rows_released(load_acquire_system(word)), epoch - 1);
+    };
+    there = there && wait_unless(common, awaited, released, [&] { return dispatch_given_up(task, awaited); });
   }
   return __syncthreads_and(there) != 0;
 }

@@ -20,14 +20,12 @@ __device__ inline void release_views(const Common& common, std::uint32_t epoch) 
   if (threadIdx.x == 0) common.board->rows_released = epoch;
 }
 
-// Counters of a route are 0 before a dispatch, which adds to them, and so are the masks that small rounds add to.
+// Counters of a route are 0 before a dispatch, which adds to them.
 __device__ inline void clear_route(const RouteMemory& route, int num_ranks) {
   for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kThreads) {
     route.rows_sent[rank] = 0;
     route.rows_received[rank] = 0;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < num_ranks * route.small_chunks; i += kThreads)
-    route.masks[i / route.small_chunks * route.chunks + i % route.small_chunks] = 0;
   if (threadIdx.x == 0) route.state[kRouteAborted] = route.state[kCombineAborted] = 0;
 }
 

@@ -1,293 +1,311 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch of few tokens into a space per source, where latency is all: rows cross in units that tell of their own
+// Dispatch of few tokens into a space per source, where latency is all: rows cross in lines that tell of their own
 // arrival (small_layout.h), so nobody waits for stores to be acknowledged, for counters or for words that follow the
-// rows. The receiver writes units where the caller sees them as they come. One header per rank says how many tokens
-// there are and what must agree, at the start and not after the rows.
-#include "engine/cuda/copies.cuh"
+// rows, and no block waits for another of its rank. Every warp works out a token's route by itself, for the same
+// reason. The receiver writes lines where the caller sees them as they come.
 #include "engine/cuda/kernels.h"
-#include "engine/cuda/routes.cuh"
-#include "engine/cuda/routing.cuh"
-#include "engine/cuda/waits.cuh"
+#include "engine/cuda/plain_headers.cuh"
+#include "engine/cuda/small_lines.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
 
-// Bytes [4 * i, 4 * i + 4) of a row, as far as it goes.
-__device__ std::uint32_t load_word(const std::byte* row, std::int64_t bytes, int i, bool aligned) {
-  if (aligned && 4 * i + 4 <= bytes) return reinterpret_cast<const std::uint32_t*>(row)[i];
-  std::uint32_t word = 0;
-  for (int k = 0; k < 4 && 4 * i + k < bytes; ++k)
-    word |= static_cast<std::uint32_t>(row[4 * i + k]) << (8 * k);
-  return word;
+constexpr int kIdsOfLane = kMaxTopK / kWarp;
+
+// The picks of a token, spread over a warp: lane i holds those of slots i and i + 32; -1 where there is no expert.
+struct Picks {
+  std::int32_t ids[kIdsOfLane];     // NOLINT(modernize-avoid-c-arrays): device code
+  std::int32_t owners[kIdsOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
+};
+
+__device__ Picks no_picks() {
+  Picks picks{};
+  for (int k = 0; k < kIdsOfLane; ++k)
+    picks.ids[k] = picks.owners[k] = -1;
+  return picks;
 }
 
-__device__ void store_word(std::byte* row, std::int64_t bytes, int i, bool aligned, std::uint32_t word) {
-  if (aligned && 4 * i + 4 <= bytes) {
-    reinterpret_cast<std::uint32_t*>(row)[i] = word;
-    return;
-  }
-  for (int k = 0; k < 4 && 4 * i + k < bytes; ++k)
-    row[4 * i + k] = static_cast<std::byte>(word >> (8 * k));
-}
-
-// Word `index` of a token's packet, of those that its lanes take up.
-__device__ std::uint32_t lane_word(const SmallDispatchTask& task, std::int64_t token, int index) {
-  for (int i = 0; i < task.num_lanes; ++i) {
-    const SmallLane& lane = task.lanes[static_cast<unsigned>(i)];
-    if (index >= lane.first_word + lane.num_words) continue;
-    return load_word(lane.from + token * lane.from_stride, lane.row_bytes, index - lane.first_word, lane.aligned);
-  }
-  return 0;
-}
-
-__device__ void show_id(const SmallDispatchTask& task, int source, std::int64_t token, int slot, std::int32_t wire) {
+__device__ Picks load_picks(const SmallDispatchTask& task, std::int64_t token) {
   const Ids& ids = task.ids;
-  if (ids.to == nullptr) return;
+  const std::byte* row = ids.from + token * ids.from_stride;
+  Picks picks = no_picks();
+#pragma unroll
+  for (int k = 0; k < kIdsOfLane; ++k) {
+    const int slot = lane_index() + k * kWarp;
+    if (slot >= ids.top_k) break;
+    const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
+                                         : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
+    if (id >= 0 && id < ids.num_experts && id != ids.invalid_id) {
+      picks.ids[k] = static_cast<std::int32_t>(id);
+      picks.owners[k] = protocol::owner_of(ids.num_experts, task.common.num_ranks, picks.ids[k]);
+    } else if (id != -1 && id != ids.invalid_id && warp_index() == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
+    }
+  }
+  return picks;
+}
+
+// Ranks that own a pick, those from kWordBits * w on: bit r is rank kWordBits * w + r.
+__device__ std::uint32_t ranks_of(const Picks& picks, int w) {
+  std::uint32_t bits = 0;
+#pragma unroll
+  for (int k = 0; k < kIdsOfLane; ++k) {
+    if (picks.owners[k] >= 0 && picks.owners[k] / kWordBits == w) bits |= 1U << (picks.owners[k] % kWordBits);
+  }
+  return __reduce_or_sync(kAllLanes, bits);
+}
+
+// The id of any slot, by a warp; each lane may ask for another one.
+__device__ std::int32_t id_of(const Picks& picks, int slot) {
+  const std::int32_t low = __shfl_sync(kAllLanes, picks.ids[0], slot % kWarp);
+  const std::int32_t high = __shfl_sync(kAllLanes, picks.ids[1], slot % kWarp);
+  return slot < kWarp ? low : high;
+}
+
+static_assert(kIdsOfLane == 2);
+
+__device__ void show_id(const Ids& ids, int source, std::int64_t token, int slot, std::int32_t wire) {
+  if (ids.to == nullptr || slot >= ids.top_k) return;
   store_id(ids.to + source * ids.to_block_stride + token * ids.to_row_stride, slot, ids.to_i64,
            wire < 0 ? ids.invalid_id : std::int64_t{wire});
 }
 
+// Words of a packet's lanes as they lie in the caller's rows. Each lane starts with a word of its own.
+__device__ std::uint64_t lane_word(const SmallDispatchTask& task, std::int64_t token, int index) {
+  unsigned i = 0;
+  while (index >= task.lanes[i].end_word)
+    ++i;
+  const SmallLane& lane = task.lanes[i];
+  return load_word(lane.from + token * lane.from_stride, lane.row_bytes, index - lane.first_word, lane.aligned_from);
+}
+
 __device__ void show_word(
-    const SmallDispatchTask& task, int source, std::int64_t token, int index, std::uint32_t word) {
-  if (index >= task.lane_words) {
-    const int slot = index - task.lane_words;
-    if (slot < task.ids.top_k) show_id(task, source, token, slot, static_cast<std::int32_t>(word));
-    return;
-  }
-  for (int i = 0; i < task.num_lanes; ++i) {
-    const SmallLane& lane = task.lanes[static_cast<unsigned>(i)];
-    if (index >= lane.first_word + lane.num_words) continue;
-    std::byte* row = lane.to + source * lane.to_block_stride + token * lane.to_row_stride;
-    return store_word(row, lane.row_bytes, index - lane.first_word, lane.aligned, word);
-  }
+    const SmallDispatchTask& task, int source, std::int64_t token, int index, std::uint64_t word) {
+  unsigned i = 0;
+  while (index >= task.lanes[i].end_word)
+    ++i;
+  const SmallLane& lane = task.lanes[i];
+  std::byte* row = lane.to + source * lane.to_block_stride + token * lane.to_row_stride;
+  store_word(row, lane.row_bytes, index - lane.first_word, lane.aligned_to, word);
 }
 
-__device__ void note_present(const SmallDispatchTask& task, int source, std::int64_t token) {
-  const int size = task.common.layout.shape().tokens_per_chunk;
-  std::uint64_t* mask = task.route.masks + source * task.common.layout.max_chunks() + token / size;
-  atomicOr(reinterpret_cast<unsigned long long*>(mask), 1ULL << (token % size));
-  atomicAdd(task.route.rows_received + source, 1U);
+__device__ Shares read_rows(const SmallDispatchTask& task, std::int64_t token, int first_line) {
+  Shares shares{};
+  for_shares(shares, first_line, task.num_words, [&](Pair& pair, int word) {
+    pair.first = lane_word(task, token, word);
+    if (!holds_flag() && word + 1 < task.num_words) pair.second = lane_word(task, token, word + 1);
+  });
+  return shares;
 }
 
-// A thread's units of a packet, loaded before it is known where they go.
-struct UnitsOfThread {
-  Unit units[kUnitsAtOnce];
-};
-
-__device__ UnitsOfThread load_units(const SmallDispatchTask& task, std::int64_t token, int first) {
-  UnitsOfThread mine{};
-#pragma unroll
-  for (int k = 0; k < kUnitsAtOnce; ++k) {
-    const int index = (first + k * kThreads) * kUnitWords;
-#pragma unroll
-    for (int w = 0; w < kUnitWords; ++w) {
-      if (index + w < task.lane_words) mine.units[k].words[w] = lane_word(task, token, index + w);
-    }
-  }
-  return mine;
+__device__ void show_rows(
+    const SmallDispatchTask& task, int source, std::int64_t token, int first_line, Shares& shares) {
+  for_shares(shares, first_line, task.num_words, [&](const Pair& pair, int word) {
+    show_word(task, source, token, word, pair.first);
+    if (!holds_flag() && word + 1 < task.num_words) show_word(task, source, token, word + 1, pair.second);
+  });
 }
 
-__device__ void store_units(
-    const SmallDispatchTask& task, std::int64_t packet, int first, UnitsOfThread& mine, const TokenOfBlock& shared) {
+// By one warp: tells every rank whether the token comes, with its ids.
+__device__ void send_control(
+    const SmallDispatchTask& task, const Picks& picks, std::int64_t token, std::int64_t tokens, std::uint32_t epoch) {
+  const Common& common = task.common;
+  const std::int64_t packet = task.small.packet(epoch, common.rank, token);
+  for (int first = 0; first < common.num_ranks; first += kLinesOfWarp) {
+    const int to = first + lane_index() / kLineThreads;
+    const std::uint32_t comes = ranks_of(picks, first / kWordBits) >> (to % kWordBits) & 1U;
+    for (int line = 0; line < control_lines(task.ids.top_k); ++line) {
+      std::uint32_t words[4];  // NOLINT(modernize-avoid-c-arrays): device code
 #pragma unroll
-  for (int k = 0; k < kUnitsAtOnce; ++k) {
-    const int index = first + k * kThreads;
-    if (index >= task.num_units) return;
-#pragma unroll
-    for (int w = 0; w < kUnitWords; ++w) {
-      const int slot = index * kUnitWords + w - task.lane_words;
-      if (slot >= 0 && slot < task.ids.top_k) {
-        mine.units[k].words[w] = static_cast<std::uint32_t>(shared.wire_ids[slot]);
+      for (int i = 0; i < 4; ++i) {
+        const int word = line * kControlWords + 4 * place_in_line() + i;
+        const std::int32_t id = id_of(picks, max(word - kFirstId, 0) % kMaxTopK);
+        words[i] = static_cast<std::uint32_t>(id);
+        if (word == 0) words[i] = static_cast<std::uint32_t>(tokens);
+        if (word == 1) words[i] = comes;
       }
-    }
-    for (int d = 0; d < shared.num_destinations; ++d) {
-      const int to = shared.destinations[d];
-      if (to == task.common.rank) continue;
-      store_unit_system(window_of(task.common, to) + packet + (1 + std::int64_t{index}) * kUnitBytes, mine.units[k]);
+      Pair pair{static_cast<std::uint64_t>(words[1]) << 32 | words[0],
+                static_cast<std::uint64_t>(words[3]) << 32 | words[2]};
+      if (holds_flag()) pair.second = flag_of(epoch, task.agreed);
+      if (to >= common.num_ranks || (to == common.rank && task.own_direct)) continue;
+      store_pair_system(
+          window_of(common, to) + packet + line * kDataLineBytes + place_in_line() * static_cast<int>(sizeof(Pair)),
+          pair);
     }
   }
 }
 
-// Tells every rank whether the token comes, and sends its units to those that it goes to.
+// This rank's own ids of the token, or ids that say that no row is here; and what combine needs to know.
+__device__ void note_own(const SmallDispatchTask& task, const Picks& picks, std::int64_t token, bool real) {
+  const int rank = task.common.rank;
+  const RouteMemory& route = task.route;
+  bool comes = false;
+  for (int w = 0; w < route.words; ++w) {
+    const std::uint32_t ranks = ranks_of(picks, w);
+    if (real && lane_index() == 0) route.ranks_of_token[token * route.words + w] = ranks;
+    if (w == rank / kWordBits) comes = (ranks >> (rank % kWordBits) & 1U) != 0;
+  }
+  if (!task.own_direct) return;
+#pragma unroll
+  for (int k = 0; k < kIdsOfLane; ++k)
+    show_id(task.ids, rank, token, lane_index() + k * kWarp, comes ? picks.ids[k] : -1);
+  if (lane_index() == 0 && comes) atomicAdd(route.rows_received + rank, 1U);
+}
+
 __device__ void send_token(const SmallDispatchTask& task,
                            std::int64_t token,
-                           std::uint32_t epoch,
-                           TokenOfBlock& shared) {
+                           std::int64_t tokens,
+                           std::uint32_t epoch) {
   const Common& common = task.common;
-  const auto thread = static_cast<int>(threadIdx.x);
-  const std::int64_t packet = task.small.packet(epoch, common.rank, token);
-  UnitsOfThread mine = load_units(task, token, thread);
-  if (warp_index() == 0) route_token(common, task.route, task.ids, token, shared);
-  __syncthreads();
-  for (int first = thread; first < task.num_units; first += kUnitsAtOnce * kThreads) {
-    if (first != thread) mine = load_units(task, token, first);
-    for (Unit& unit : mine.units)
-      unit.flag = flag_of(epoch);
-    store_units(task, packet, first, mine, shared);
+  const bool real = token < tokens;
+  const std::uint64_t flag = flag_of(epoch, task.agreed);
+  const std::int64_t rows =
+      task.small.packet(epoch, common.rank, token) + control_lines(task.ids.top_k) * kDataLineBytes;
+  Shares shares{};
+  if (real) shares = read_rows(task, token, line_of_thread());
+  const Picks picks = real ? load_picks(task, token) : no_picks();
+  if (warp_index() == kWarps - 1) send_control(task, picks, token, tokens, epoch);
+  for (int base = 0; real && base * kLineWords < task.num_words; base += kLinesAtOnce * kLinesOfBlock) {
+    const int line = base + line_of_thread();
+    if (base != 0) shares = read_rows(task, token, line);
+    for (int w = 0; w < task.route.words; ++w) {
+      for (std::uint32_t ranks = ranks_of(picks, w); ranks != 0; ranks &= ranks - 1) {
+        const int to = w * kWordBits + __ffs(static_cast<int>(ranks)) - 1;
+        if (to == common.rank && task.own_direct) {
+          show_rows(task, to, token, line, shares);
+        } else {
+          store_shares(window_of(common, to) + rows, shares, line, task.num_words, flag);
+        }
+      }
+    }
   }
-  for (int to = thread; to < common.num_ranks; to += kThreads) {
-    if (to == common.rank) continue;
-    const std::uint32_t comes = shared.words[to / kWordBits] >> (to % kWordBits) & 1U;
-    store_unit_system(window_of(common, to) + packet, {{comes, 0}, flag_of(epoch)});
-  }
+  if (warp_index() == 0) note_own(task, picks, token, real);
 }
 
-// This rank's own row of the token, or ids that say there is none.
-__device__ void show_own(const SmallDispatchTask& task, std::int64_t token, const TokenOfBlock& shared) {
-  const int rank = task.common.rank;
-  const bool comes = (shared.words[rank / kWordBits] >> (rank % kWordBits) & 1U) != 0;
-  for (int slot = static_cast<int>(threadIdx.x); slot < task.ids.top_k; slot += kThreads)
-    show_id(task, rank, token, slot, comes ? shared.wire_ids[slot] : -1);
-  if (!comes) return;
-  if (threadIdx.x == 0) note_present(task, rank, token);
-  for (int i = 0; i < task.num_lanes; ++i) {
-    const SmallLane& lane = task.lanes[static_cast<unsigned>(i)];
-    copy_row(lane.to + rank * lane.to_block_stride + token * lane.to_row_stride, lane.from + token * lane.from_stride,
-             lane.row_bytes, lane.unit, {static_cast<int>(threadIdx.x), kThreads});
+// What the control lines of a token say, spread over a warp as they were stored.
+class Control {
+ public:
+  // Whether it is all there.
+  __device__ bool load(const std::byte* packet, int top_k, std::uint64_t flag) {
+    const int line = min(lane_index() / kLineThreads, control_lines(top_k) - 1);
+    pair_ = load_pair_system(packet + line * kDataLineBytes + place_in_line() * static_cast<int>(sizeof(Pair)));
+    return __all_sync(kAllLanes, static_cast<int>(!holds_flag() || same_epoch(pair_.second, flag))) != 0;
   }
+
+  __device__ bool agrees(std::uint64_t flag) const {
+    return __all_sync(kAllLanes, static_cast<int>(!holds_flag() || pair_.second == flag)) != 0;
+  }
+
+  __device__ std::int32_t tokens() const { return static_cast<std::int32_t>(__shfl_sync(kAllLanes, pair_.first, 0)); }
+
+  __device__ bool comes() const { return (__shfl_sync(kAllLanes, pair_.first, 0) >> 32) != 0; }
+
+  // Each lane may ask for another one.
+  __device__ std::int32_t id(int slot) const {
+    const int word = min(slot, kMaxTopK - 1) + kFirstId;
+    const int at = word % kControlWords;
+    const int lane = word / kControlWords * kLineThreads + at / 4;
+    const std::uint64_t first = __shfl_sync(kAllLanes, pair_.first, lane);
+    const std::uint64_t second = __shfl_sync(kAllLanes, pair_.second, lane);
+    return static_cast<std::int32_t>((at % 4 < 2 ? first : second) >> (at % 2 * 32));
+  }
+
+ private:
+  Pair pair_{};
+};
+
+static_assert(control_lines(kMaxTopK) <= kLinesOfWarp);
+
+// By one warp.
+__device__ void note_received(const SmallDispatchTask& task, int source, std::int64_t token, const Control& control) {
+  const bool comes = control.comes();
+  const std::int32_t tokens = control.tokens();
+#pragma unroll
+  for (int k = 0; k < kIdsOfLane; ++k) {
+    const int slot = lane_index() + k * kWarp;
+    const std::int32_t id = control.id(slot);
+    show_id(task.ids, source, token, slot, comes ? id : -1);
+  }
+  if (lane_index() != 0) return;
+  task.route.present[source * task.small.tokens + token] = comes ? 1U : 0U;
+  if (task.counts && comes) atomicAdd(task.route.rows_received + source, 1U);
+  if (token == 0) task.route.tokens_of[source] = tokens;
 }
 
-// By one warp of one block, at once: how many tokens come, and what ranks must agree on.
-__device__ void send_headers(const SmallDispatchTask& task, std::uint32_t epoch, std::int64_t tokens) {
+// By a block; false when this rank does not go on with the operation. Rows are polled together with what tells whether
+// they come: all of it arrives at about the same time.
+__device__ bool receive_token(const SmallDispatchTask& task, int source, std::int64_t token, std::uint32_t epoch) {
   const Common& common = task.common;
-  const std::uint32_t flag = flag_of(epoch);
-  const auto digest = static_cast<unsigned long long>(task.digest);
-  const auto agreed = static_cast<unsigned long long>(task.agreed);
-  for (int to = lane_index(); to < common.num_ranks; to += kWarp) {
-    if (to == common.rank) continue;
-    std::byte* header = window_of(common, to) + task.small.header(epoch, common.rank);
-    const auto store = [&](int unit, std::uint64_t words) {
-      store_unit_system(header + unit * kUnitBytes,
-                        {{static_cast<std::uint32_t>(words), static_cast<std::uint32_t>(words >> 32)}, flag});
-    };
-    store(0, static_cast<std::uint32_t>(tokens));  // in the upper word: whether the operation is given up
-    store(1, digest);
-    store(2, agreed);
-  }
-}
-
-__device__ void send(const SmallDispatchTask& task, std::uint32_t epoch, std::int64_t tokens) {
-  __shared__ TokenOfBlock shared;
-  if (blockIdx.x == 0 && warp_index() == 1) send_headers(task, epoch, tokens);
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    send_token(task, token, epoch, shared);
-    show_own(task, token, shared);
-    __syncthreads();
-  }
-}
-
-// By one thread for each source.
-__device__ void check_header(const SmallDispatchTask& task, int source, std::uint32_t epoch) {
-  const Common& common = task.common;
+  const std::uint64_t flag = flag_of(epoch, task.agreed);
+  const std::byte* packet = window_of(common, common.rank) + task.small.packet(epoch, source, token);
+  const std::byte* rows = packet + control_lines(task.ids.top_k) * kDataLineBytes;
   const Awaited awaited{source, Phase::kDispatch, epoch};
-  const std::byte* at = window_of(common, common.rank) + task.small.header(epoch, source);
-  std::array<Unit, kHeaderUnits> units{};
-  const auto here = [&] {
-    bool all = true;
-    for (unsigned i = 0; i < units.size(); ++i) {
-      units[i] = load_unit_system(at + std::int64_t{i} * kUnitBytes);
-      all = all && units[i].flag == flag_of(epoch);
+  Control control;
+  bool known = false;
+  bool comes = false;
+  bool agrees = false;
+  for (int base = 0; base == 0 || (comes && base * kLineWords < task.num_words); base += kLinesAtOnce * kLinesOfBlock) {
+    const int line = base + line_of_thread();
+    Shares shares{};
+    const auto ready = [&] {
+      if (!known) {
+        known = control.load(packet, task.ids.top_k, flag);
+        agrees = known && control.agrees(flag);
+        comes = agrees && control.comes();
+      }
+      const bool there = load_shares(rows, shares, line, task.num_words, flag);
+      return known && (!comes || __all_sync(kAllLanes, static_cast<int>(there)) != 0);
+    };
+    const auto pointless = [&] { return given_up_plainly(common, task.route.state + kSmallRouteAborted, awaited); };
+    if (!wait_as_warp(common, awaited, ready, pointless)) return false;
+    if (!agrees) {
+      // Each rank compares all others with itself, so when any two differ every rank ends this operation.
+      if (lane_index() == 0)
+        give_up_small(common, task.route.state + kSmallRouteAborted, NoticeKind::kMismatch, awaited);
+      return false;
     }
-    return all;
-  };
-  if (!wait_until(common, awaited, here)) return;
-  task.route.tokens_of[source] = static_cast<std::int32_t>(units[0].words[0]);
-  const std::uint64_t digest = std::uint64_t{units[1].words[1]} << 32 | units[1].words[0];
-  const std::uint64_t agreed = std::uint64_t{units[2].words[1]} << 32 | units[2].words[0];
-  const bool aborted = units[0].words[1] != 0;
-  if (!aborted && digest == task.digest && agreed == static_cast<std::uint64_t>(task.agreed)) return;
-  // Each rank compares all others with itself, so when any two differ every rank ends this operation.
-  give_up(common, task.route.state + kRouteAborted, aborted ? NoticeKind::kAborted : NoticeKind::kMismatch, awaited);
+    if (comes) show_rows(task, source, token, line, shares);
+  }
+  if (warp_index() == 0) note_received(task, source, token, control);
+  return true;
 }
 
-enum class Coming : int { kUnknown, kNo, kYes };
-
-// What is known of a token of another rank, from its header and from the unit that tells of presence.
-__device__ Coming look(const std::byte* header, const std::byte* packet, std::int64_t token, std::uint32_t flag) {
-  const Unit presence = load_unit_system(packet);
-  const Unit tokens = load_unit_system(header);
-  if (tokens.flag == flag && token >= tokens.words[0]) return Coming::kNo;
-  if (presence.flag != flag) return Coming::kUnknown;
-  return presence.words[0] != 0 ? Coming::kYes : Coming::kNo;
+// Of every source, whatever rows there are: the parity of epochs rests on it (small_layout.h).
+__device__ void await_all(const SmallDispatchTask& task, std::uint32_t epoch) {
+  for (int source = warp_index(); source < task.common.num_ranks; source += kWarps) {
+    if (source != task.common.rank && lane_index() == 0) await_any_sign(task.common, task.small, source, epoch);
+  }
 }
 
-// By a block. Data is polled together with what tells whether it comes: all of it arrives at about the same time.
-__device__ void receive_token(const SmallDispatchTask& task, int source, std::int64_t token, std::uint32_t epoch) {
-  const Common& common = task.common;
-  const std::uint32_t flag = flag_of(epoch);
-  const std::byte* window = window_of(common, common.rank);
-  const std::byte* packet = window + task.small.packet(epoch, source, token);
-  const std::byte* header = window + task.small.header(epoch, source);
-  Coming coming = Coming::kUnknown;
-  int index = static_cast<int>(threadIdx.x);
-  do {
-    const bool mine = index < task.num_units;
-    Unit unit{};
-    const bool came = wait_until(
-        common, {source, Phase::kDispatch, epoch},
-        [&] {
-          if (mine) unit = load_unit_system(packet + (1 + std::int64_t{index}) * kUnitBytes);
-          if (coming == Coming::kUnknown) coming = look(header, packet, token, flag);
-          return coming == Coming::kNo || (coming == Coming::kYes && (!mine || unit.flag == flag));
-        },
-        task.route.state + kRouteAborted);
-    if (!came) return;
-    if (coming == Coming::kNo) break;
-    for (int w = 0; w < kUnitWords && mine; ++w)
-      show_word(task, source, token, index * kUnitWords + w, unit.words[w]);
-    index += kThreads;
-  } while (index < task.num_units);
-  if (coming == Coming::kYes) {
-    if (threadIdx.x == 0) note_present(task, source, token);
-    return;
+__device__ void receive(const SmallDispatchTask& task, std::uint32_t epoch) {
+  const int sources = task.common.num_ranks - (task.own_direct ? 1 : 0);
+  const std::int64_t items = task.rows_per_block * sources;
+  bool goes_on = true;
+  // From the last block on, so that with few tokens nobody both sends and receives.
+  for (std::int64_t item = gridDim.x - 1 - blockIdx.x; item < items && goes_on; item += gridDim.x) {
+    const auto source = static_cast<int>((task.common.rank + 1 + item % sources) % task.common.num_ranks);
+    goes_on = receive_token(task, source, item / sources, epoch);
   }
-  for (int slot = static_cast<int>(threadIdx.x); slot < task.ids.top_k; slot += kThreads)
-    show_id(task, source, token, slot, -1);
-}
-
-__device__ void receive(const SmallDispatchTask& task, std::uint32_t epoch, std::int64_t own_tokens) {
-  // Of every source, whatever rows there are: the parity of epochs rests on it (small_layout.h).
-  if (blockIdx.x == gridDim.x - 1) {
-    for (int source = static_cast<int>(threadIdx.x); source < task.common.num_ranks; source += kThreads) {
-      if (source != task.common.rank) check_header(task, source, epoch);
-    }
-  }
-  const int others = task.common.num_ranks - 1;
-  const std::int64_t items = task.rows_per_block * others;
-  for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const std::int64_t token = item / others;
-    const int source = static_cast<int>((task.common.rank + 1 + item % others) % task.common.num_ranks);
-    receive_token(task, source, token, epoch);
-  }
-  // Own rows that have no token.
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    task.route.tokens_of[task.common.rank] = static_cast<std::int32_t>(own_tokens);
-  }
-  for (std::int64_t row = own_tokens + blockIdx.x; row < task.rows_per_block; row += gridDim.x) {
-    for (int slot = static_cast<int>(threadIdx.x); slot < task.ids.top_k; slot += kThreads)
-      show_id(task, task.common.rank, row, slot, -1);
-  }
+  if (__syncthreads_and(static_cast<int>(goes_on)) == 0) await_all(task, epoch);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) small_dispatch(const __grid_constant__ SmallDispatchTask task) {
   const Common& common = task.common;
-  const Start start = read_start(common);
+  const Start start = read_start(common, protocol::kDispatchPhase);
   if (start.failed != 0) return;
-  const std::uint32_t epoch = start.epochs[protocol::kDispatchPhase] + 1;
-  const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
-  if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
-  send(task, epoch, tokens);
-  receive(task, epoch, tokens);
-  if (!last_block(&common.board->blocks_done)) return;
-  if (threadIdx.x == 0) {
-    common.board->blocks_done = 0;
-    common.board->epochs[protocol::kDispatchPhase] = epoch;
-    common.host->invalid_ids = common.board->invalid_ids;
+  const std::uint32_t epoch = start.epoch + (task.sends ? 1U : 0U);
+  if (task.sends) {
+    const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
+    for (std::int64_t token = blockIdx.x; token < task.rows_per_block; token += gridDim.x)
+      send_token(task, token, tokens, epoch);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
+      task.route.tokens_of[common.rank] = static_cast<std::int32_t>(tokens);
+    }
   }
+  if (task.receives) receive(task, epoch);
   __syncthreads();
-  // The peers need to know of rows and headers that are not needed any more only before the operation after the next,
-  // and hear of them from the combine; an operation that was given up has none.
-  if (load_relaxed_device(task.route.state + kRouteAborted) != 0) release_views(common, epoch);
+  if (task.sends) advance_block(common, protocol::kDispatchPhase, epoch);
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ inline constexpr int kMaxTopK = 64;
 inline constexpr int kNearRanks = 8;  // whose windows' addresses kernels get without a load
 inline constexpr int kWordBits = 32;  // ranks in a word of a token's set of ranks
 
+inline constexpr int kMaxBlocks = 256;  // of a launch
+
 // In device memory, one per communication. The last block of each operation writes it for the next one.
 struct alignas(16) Board {
   std::array<std::uint32_t, protocol::kNumPhases> epochs{};  // of the last operation
@@ -35,6 +37,10 @@ struct alignas(16) Board {
   std::uint64_t deadline_ns = 0;        // of one wait
   std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
   std::uint64_t invalid_ids = 0;        // ids that are no experts, since creation: their picks were dropped
+  std::uint64_t invalid_told = 0;       // of them, on the host's board
+  // The same epochs, one word for each block of a small round: a block writes its own for its successor, so none has to
+  // be found that is the last.
+  std::array<std::array<std::uint32_t, kMaxBlocks>, protocol::kNumPhases> block_epochs{};
 };
 
 enum class NoticeKind : std::uint32_t { kNone, kTimeout, kAborted, kMismatch };
@@ -62,26 +68,33 @@ struct RouteMemory {
   std::uint32_t* rows_received = nullptr;   // [num_ranks]
   std::int32_t* tokens_of = nullptr;        // [num_ranks]
   std::uint32_t* state = nullptr;           // [kRouteWords]
-  int chunks = 0;                           // of a source
-  int small_chunks = 0;                     // those that small rounds use
+  std::uint32_t* present = nullptr;         // [num_ranks, small tokens]: of a small round, whether the row is here
   int words = 1;                            // ceil(num_ranks / kWordBits)
 };
 
 // kRouteAborted: the dispatch was given up by a rank, and no rank will combine it. kCombineAborted: an owner of this
 // rank's rows gave the combine up.
-enum RouteWord : int { kRouteTokens, kRouteAborted, kCombineAborted, kRouteWords };
+// Small rounds have words of their own for it (plain_headers.cuh).
+enum RouteWord : int {
+  kRouteTokens,
+  kRouteAborted,
+  kCombineAborted,
+  kSmallRouteAborted,
+  kSmallCombineAborted,
+  kRouteWords
+};
 
-// What every kernel of a communication is given.
+// What every kernel of a communication is given. Reads of parameters miss, too: what small rounds need comes first.
 struct Common {
-  protocol::WindowLayout layout{};
-  std::byte* const* windows = nullptr;        // [num_ranks]
-  std::array<std::byte*, kNearRanks> near{};  // the first of them
+  int rank = 0;
+  int num_ranks = 1;
   Board* board = nullptr;
+  std::array<std::byte*, kNearRanks> near{};  // the first of the windows
+  std::byte* const* windows = nullptr;        // [num_ranks]
   HostBoard* host = nullptr;
   std::uint32_t* arrivals = nullptr;  // [max_chunks]: tokens of a chunk that are on their way; 0 between operations
   std::uint32_t* owed = nullptr;      // [num_ranks]: combine in which this rank last owed rows to each origin
-  int rank = 0;
-  int num_ranks = 1;
+  protocol::WindowLayout layout{};
 };
 
 // One payload on its way: where token 0's row is, and where its row goes inside a payload space.
@@ -129,6 +142,7 @@ struct Ids {
 struct DispatchTask {
   Common common{};
   RouteMemory route{};
+  SmallLayout small{};  // where a peer may believe that this is a small round
   std::array<Lane, protocol::kMaxPlanes> lanes{};
   std::array<Copied, protocol::kMaxPlanes> copied{};
   int num_lanes = 0;
@@ -151,30 +165,33 @@ struct DispatchTask {
 struct SmallLane {
   const std::byte* from = nullptr;
   std::int64_t from_stride = 0;
-  std::int64_t row_bytes = 0;
   std::byte* to = nullptr;
   std::int64_t to_block_stride = 0;
   std::int64_t to_row_stride = 0;
+  int row_bytes = 0;
   int first_word = 0;
-  int num_words = 0;
-  int unit = 1;          // bytes of one access of a copy from here to there
-  bool aligned = false;  // words may be accessed as such
+  int end_word = 0;
+  bool aligned_from = false;  // to words
+  bool aligned_to = false;
 };
 
 struct SmallDispatchTask {
   Common common{};
   RouteMemory route{};
   SmallLayout small{};
-  std::array<SmallLane, protocol::kMaxPlanes> lanes{};
-  int num_lanes = 0;
-  int lane_words = 0;  // of a packet; then come the ids
-  int num_units = 0;   // of a packet, without the one that tells of presence
   Ids ids{};
   std::int64_t num_tokens = 0;
   const std::int32_t* num_tokens_on_device = nullptr;
   std::int64_t rows_per_block = 0;
-  std::uint64_t digest = 0;
-  std::int64_t agreed = 0;
+  std::uint32_t agreed = 0;  // a hash of all that must agree
+  int num_words = 0;         // of a packet's lanes
+  int num_lanes = 0;
+  bool sends = true;
+  bool receives = true;
+  bool counts = true;  // false when the same rows are received again
+  // Own rows go straight to where they are shown; else through lines, as where nobody knows yet where that is.
+  bool own_direct = true;
+  std::array<SmallLane, kSmallLanes> lanes{};
 };
 
 struct CombineTask {
@@ -198,7 +215,8 @@ struct CombineTask {
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
   SmallLayout small{};
-  bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire
+  std::int64_t tokens_per_rank = 0;
+  bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire; small: of words
   bool sends = true;
   bool receives = true;
 };

@@ -32,27 +32,26 @@ __device__ __forceinline__ std::uint32_t load_relaxed_device(const std::uint32_t
   return value;
 }
 
-// Two words of data, each stored together with a flag: 8 bytes are seen as a whole or not at all, 16 are not.
-struct Unit {
-  std::uint32_t words[2];  // NOLINT(modernize-avoid-c-arrays): device code
-  std::uint32_t flag;      // 0, which is nobody's, where the two differ
+// 16 bytes, no order between the two halves.
+struct Pair {
+  std::uint64_t first;
+  std::uint64_t second;
 };
 
-__device__ __forceinline__ void store_unit_system(std::byte* to, const Unit& unit) {
-  const std::uint64_t flag = static_cast<std::uint64_t>(unit.flag) << 32;
+__device__ __forceinline__ void store_pair_system(std::byte* to, const Pair& pair) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
                :
-               : "l"(to), "l"(flag | unit.words[0]), "l"(flag | unit.words[1])
+               : "l"(to), "l"(pair.first), "l"(pair.second)
                : "memory");
 }
 
-__device__ __forceinline__ Unit load_unit_system(const std::byte* from) {
-  std::uint64_t first = 0;
-  std::uint64_t second = 0;
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
-  const auto flag = static_cast<std::uint32_t>(first >> 32);
-  return {{static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)},
-          flag == static_cast<std::uint32_t>(second >> 32) ? flag : 0};
+__device__ __forceinline__ Pair load_pair_system(const std::byte* from) {
+  Pair pair{};
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(pair.first), "=l"(pair.second)
+               : "l"(from)
+               : "memory");
+  return pair;
 }
 
 // Nanoseconds of a clock that all multiprocessors share.

@@ -41,13 +41,18 @@ __device__ inline void give_up(const Common& common, std::uint32_t* state, Notic
   if (atomicExch(state, 1U) == 0U) leave_notice(common.host->aborted, kind, awaited, 0);
 }
 
-// True when `ready()`; false at the deadline, or when another thread of this rank failed.
-// `stop`: a word of this rank that ends the wait when it is not 0.
-template <class Ready>
-__device__ bool wait_until(const Common& common,
-                           const Awaited& awaited,
-                           Ready&& ready,
-                           const std::uint32_t* stop = nullptr) {
+__device__ inline std::uint64_t deadline_of(const Common& common, std::uint32_t epoch) {
+  const bool first = epoch == common.board->initial_epoch + 1;
+  return first ? common.board->first_deadline_ns : common.board->deadline_ns;
+}
+
+// True when `ready()`; false at the deadline, or when another thread of this rank failed, or when `pointless()`, which
+// is asked now and then.
+template <class Ready, class Pointless>
+__device__ bool wait_unless(const Common& common,
+                            const Awaited& awaited,
+                            const Ready& ready,
+                            const Pointless& pointless) {
   constexpr int kPollsPerClock = 64;
   if (ready()) return true;
   const std::uint64_t start = nanoseconds();
@@ -55,15 +60,22 @@ __device__ bool wait_until(const Common& common,
     for (int i = 0; i < kPollsPerClock; ++i) {
       if (ready()) return true;
     }
-    if (load_relaxed_device(&common.board->failed) != 0) return false;
-    if (stop != nullptr && load_relaxed_device(stop) != 0) return false;
+    if (load_relaxed_device(&common.board->failed) != 0 || pointless()) return false;
     const std::uint64_t waited = nanoseconds() - start;
-    const bool first = awaited.epoch == common.board->initial_epoch + 1;
-    if (waited < (first ? common.board->first_deadline_ns : common.board->deadline_ns)) continue;
+    if (waited < deadline_of(common, awaited.epoch)) continue;
     if (ready()) return true;  // it came while the clock ran out
     fail(common, NoticeKind::kTimeout, awaited, waited);
     return false;
   }
+}
+
+// `stop`: a word of this rank that ends the wait when it is not 0.
+template <class Ready>
+__device__ bool wait_until(const Common& common,
+                           const Awaited& awaited,
+                           Ready&& ready,
+                           const std::uint32_t* stop = nullptr) {
+  return wait_unless(common, awaited, ready, [stop] { return stop != nullptr && load_relaxed_device(stop) != 0; });
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -16,17 +16,27 @@ __device__ __forceinline__ std::byte* window_of(const Common& common, int rank) 
   return rank < kNearRanks ? common.near[static_cast<unsigned>(rank)] : common.windows[rank];
 }
 
-// What every kernel starts with, in one load.
+// What the blocks of a small round start with: two loads that do not wait for each other.
 struct Start {
-  std::uint32_t epochs[protocol::kNumPhases];
+  std::uint32_t epoch;  // of the last operation of the phase
   std::uint32_t failed;
 };
 
-static_assert(offsetof(Board, epochs) == 0 && offsetof(Board, failed) == 12 && sizeof(Start) == 16);
+__device__ __forceinline__ Start read_start(const Common& common, int phase) {
+  return {__ldcg(&common.board->block_epochs[static_cast<unsigned>(phase)][blockIdx.x]), __ldcg(&common.board->failed)};
+}
 
-__device__ __forceinline__ Start read_start(const Common& common) {
-  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(common.board));
-  return {{words.x, words.y, words.z}, words.w};
+// By the threads of one block, for operations that follow: `first` and later blocks of theirs.
+__device__ inline void write_epochs(const Common& common, int phase, std::uint32_t epoch, unsigned first) {
+  if (threadIdx.x == 0) common.board->epochs[static_cast<unsigned>(phase)] = epoch;
+  for (unsigned block = first + threadIdx.x; block < kMaxBlocks; block += kThreads)
+    common.board->block_epochs[static_cast<unsigned>(phase)][block] = epoch;
+}
+
+// By each block of a small round, when all its threads have read the epoch before.
+__device__ inline void advance_block(const Common& common, int phase, std::uint32_t epoch) {
+  if (threadIdx.x == 0) common.board->block_epochs[static_cast<unsigned>(phase)][blockIdx.x] = epoch;
+  if (blockIdx.x == 0) write_epochs(common, phase, epoch, gridDim.x);
 }
 
 __device__ __forceinline__ std::uint64_t* progress_of(const Common& common, int window, int phase, int peer) {
