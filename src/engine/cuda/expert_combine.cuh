@@ -50,8 +50,9 @@ __device__ inline void push_weights(const ExpertCombineTask& task, std::uint32_t
 // A row that this rank owes, for the threads that make it.
 struct OwedRow {
   WeighedRows from;
-  std::byte* to;          // in the origin's window
-  std::uint64_t* stamp;   // null: there is no such row, or nobody needs it
+  std::int64_t token;
+  int origin;
+  bool needed;  // false: its origin gave the combine up, or there is no such row
 };
 
 // By one warp: the weights of the row's picks, where their origin gives them now. False when it gave the combine up.
@@ -109,11 +110,9 @@ __device__ inline void prepare_owed_row(
   }
   if (lane_index() != 0) return;
   row.from.count = count;
-  std::byte* window = window_of(common, origin);
-  row.to = window + common.layout.combine_row(common.rank * max_tokens + token,
-                                              protocol::slot_of(epoch, kExpertDepth));
-  row.stamp =
-      needed ? reinterpret_cast<std::uint64_t*>(window + task.extra.returned(epoch, common.rank, token)) : nullptr;
+  row.origin = origin;
+  row.token = token;
+  row.needed = needed;
 }
 
 // The rows of a token that came back, ascending by owner, for the threads of a block.

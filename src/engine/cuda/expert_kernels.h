@@ -9,11 +9,14 @@
 
 namespace tokenyard::engine::cuda {
 
-// Bytes of shared memory that a dispatch needs for tables of this many experts and ranks.
-[[nodiscard]] std::int64_t expert_table_bytes(int num_experts, int num_ranks);
-// Throws kUnsupported when the current device has less than `table_bytes` of it.
-void load_expert_dispatch(std::int64_t table_bytes);
-void launch_expert_dispatch(const ExpertDispatchTask& task, int blocks, cudaStream_t stream);
+// Bytes of shared memory that a dispatch of rows of up to `row` bytes needs.
+[[nodiscard]] std::int64_t expert_shared_bytes(const ExpertLayout& extra,
+                                               const Experts& experts,
+                                               int num_ranks,
+                                               std::int64_t row);
+// Throws kUnsupported when the current device has less than that.
+void load_expert_dispatch(std::int64_t shared_bytes);
+void launch_expert_dispatch(const ExpertDispatchTask& task, std::int64_t shared_bytes, int blocks, cudaStream_t stream);
 
 // The wire of rows that go back: a dtype, or logarithms.
 void load_expert_combine();

@@ -10,14 +10,21 @@
 //   arrived   [2, num_ranks, tokens] u64           the stamp of the token's row
 //   given     [2, num_ranks, tokens, units]        the token's weights, where its origin gave them at combine
 //   returned  [2, num_ranks, tokens] u64           the stamp of this rank's token's row that came back from each owner
+//   lines     [2, num_ranks, tokens, lines]        the token's row, values then scales, in lines that tell of their own
+//                                                  arrival (small_layout.h)
+//   back      [2, num_ranks, tokens, lines]        the row that came back from each owner, also in lines
 //
-// Everything has two slots, used in turn by the epochs of dispatch, or of combine for the last two. A place counts
+// Where few tokens come, rows cross in lines, which need no stamps; else in the sections of the layout. Which it is, is
+// settled when the window is made.
+//
+// Everything has two slots, used in turn by the epochs of dispatch, or of combine for given weights and what returns. A place counts
 // through all of an expert's rows: expert * rows of an expert + row. On the way the row counts from the first of the
 // source's.
 #pragma once
 
 #include <cstdint>
 
+#include "engine/cuda/small_layout.h"
 #include "protocol/host_device.h"
 #include "protocol/layout.h"
 #include "protocol/stamp.h"
@@ -30,6 +37,10 @@ inline constexpr int kTaggedWords = 2;            // of data in it
 inline constexpr int kExpertHeaderUnits = 4;
 inline constexpr std::int32_t kNoRow = -1;
 inline constexpr std::int32_t kNoPlace = -1;
+
+inline constexpr std::int64_t kLinesTokens = 512;                       // of a rank, at most, whose rows cross in lines
+inline constexpr std::int64_t kLinesBytes = std::int64_t{512} << 20;    // of a window, at most
+inline constexpr std::int64_t kLinesRowBytes = std::int64_t{64} << 10;  // of a row, at most: a block has it whole
 
 // Never 0, which is what memory holds that nobody wrote; the neighbours that share a tag differ in their slot.
 TOKENYARD_HD constexpr std::uint32_t tag_of(std::uint32_t epoch) {
@@ -59,6 +70,12 @@ class ExpertLayout {
     expert.arrived_ = take(ranks * tokens * 8);
     expert.given_ = take(ranks * tokens * expert.given_bytes_);
     expert.returned_ = take(ranks * tokens * 8);
+    expert.row_bytes_ = lines_of(words_of(layout.shape().row_capacity)) * kDataLineBytes;
+    expert.back_bytes_ = lines_of(words_of(layout.shape().combine_row_bytes)) * kDataLineBytes;
+    const std::int64_t all = kExpertDepth * ranks * tokens * (expert.row_bytes_ + expert.back_bytes_);
+    expert.in_lines_ = tokens <= kLinesTokens && all <= kLinesBytes && layout.shape().row_capacity <= kLinesRowBytes;
+    expert.lines_ = take(expert.in_lines_ ? ranks * tokens * expert.row_bytes_ : 0);
+    expert.back_ = take(expert.in_lines_ ? ranks * tokens * expert.back_bytes_ : 0);
     expert.bytes_ = end - layout.bytes();
     return expert;
   }
@@ -66,6 +83,9 @@ class ExpertLayout {
   TOKENYARD_HD static constexpr int units_of(int words) {
     return static_cast<int>(protocol::ceil_div(words, kTaggedWords));
   }
+
+  // Whether rows cross in lines.
+  TOKENYARD_HD constexpr bool in_lines() const { return in_lines_; }
 
   // Behind the layout.
   TOKENYARD_HD constexpr std::int64_t bytes() const { return bytes_; }
@@ -94,6 +114,14 @@ class ExpertLayout {
     return returned_ + (line(epoch, owner) * tokens_ + token) * 8;
   }
 
+  TOKENYARD_HD constexpr std::int64_t lines(std::uint32_t epoch, int source, std::int64_t token) const {
+    return lines_ + (line(epoch, source) * tokens_ + token) * row_bytes_;
+  }
+
+  TOKENYARD_HD constexpr std::int64_t back(std::uint32_t epoch, int owner, std::int64_t token) const {
+    return back_ + (line(epoch, owner) * tokens_ + token) * back_bytes_;
+  }
+
  private:
   TOKENYARD_HD constexpr std::int64_t line(std::uint32_t epoch, int rank) const {
     return protocol::slot_of(epoch, kExpertDepth) * ranks_ + rank;
@@ -101,6 +129,8 @@ class ExpertLayout {
 
   std::int64_t ranks_ = 1, tokens_ = 0, experts_ = 0, packet_bytes_ = 0, given_bytes_ = 0;
   std::int64_t headers_ = 0, counts_ = 0, packets_ = 0, arrived_ = 0, given_ = 0, returned_ = 0, bytes_ = 0;
+  std::int64_t row_bytes_ = 0, back_bytes_ = 0, lines_ = 0, back_ = 0;
+  bool in_lines_ = false;
 };
 
 }  // namespace tokenyard::engine::cuda

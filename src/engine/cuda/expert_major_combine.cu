@@ -5,6 +5,7 @@
 
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/expert_combine.cuh"
+#include "engine/cuda/expert_combine_lines.cuh"
 #include "engine/cuda/expert_kernels.h"
 #include "engine/cuda/expert_state.cuh"
 #include "engine/cuda/expert_sums.cuh"
@@ -15,15 +16,23 @@ namespace {
 constexpr int kMostRowsAtOnce = 2;  // of a block
 
 template <class Wire>
-__device__ void reduce(const ExpertCombineTask& task, const OwedRow& row, Crew crew) {
+__device__ void reduce(const ExpertCombineTask& task, std::uint32_t epoch, const OwedRow& row, Crew crew) {
+  std::byte* to = window_of(task.common, row.origin) +
+                  task.common.layout.combine_row(task.common.rank * task.common.layout.shape().max_tokens + row.token,
+                                                 protocol::slot_of(epoch, kExpertDepth));
   switch (task.from_dtype) {
     case Dtype::kBf16:
-      return Wire::template reduce<protocol::Bf16>(row.to, row.from, task.hidden, task.from_vectors, crew);
+      return Wire::template reduce<protocol::Bf16>(to, row.from, task.hidden, task.from_vectors, crew);
     case Dtype::kF16:
-      return Wire::template reduce<protocol::F16>(row.to, row.from, task.hidden, task.from_vectors, crew);
+      return Wire::template reduce<protocol::F16>(to, row.from, task.hidden, task.from_vectors, crew);
     default:
-      return Wire::template reduce<protocol::F32>(row.to, row.from, task.hidden, task.from_vectors, crew);
+      return Wire::template reduce<protocol::F32>(to, row.from, task.hidden, task.from_vectors, crew);
   }
+}
+
+__device__ void stamp_returned(const ExpertCombineTask& task, std::uint32_t epoch, const OwedRow& row) {
+  std::byte* stamp = window_of(task.common, row.origin) + task.extra.returned(epoch, task.common.rank, row.token);
+  store_release_system(reinterpret_cast<std::uint64_t*>(stamp), protocol::encode_stamp(epoch, 1));
 }
 
 __device__ bool wait_for_room(const ExpertCombineTask& task, std::uint32_t epoch) {
@@ -54,14 +63,13 @@ __device__ void reduce_rows(const ExpertCombineTask& task, std::uint32_t epoch, 
         const std::uint32_t* record = task.route.items + static_cast<std::int64_t>(item) * task.route.item_words;
         prepare_owed_row(task, epoch, record, given[crew], row);
       } else if (lane_index() == 0) {
-        row.stamp = nullptr;
+        row.needed = false;
       }
     }
     __syncthreads();
-    if (row.stamp != nullptr) reduce<Wire>(task, row, {thread % crew_size, crew_size});
+    if (row.needed) reduce<Wire>(task, epoch, row, {thread % crew_size, crew_size});
     __syncthreads();
-    if (thread < at_once && owed[thread].stamp != nullptr)
-      store_release_system(owed[thread].stamp, protocol::encode_stamp(epoch, 1));
+    if (thread < at_once && owed[thread].needed) stamp_returned(task, epoch, owed[thread]);
     __syncthreads();
   }
 }
@@ -88,7 +96,31 @@ __device__ void sum_tokens(const ExpertCombineTask& task, std::uint32_t epoch, s
   }
 }
 
+// How the two halves move rows: stamped ones, or
 template <class Wire>
+struct StampedRows {
+  static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+    reduce_rows<Wire>(task, epoch, items);
+  }
+
+  static __device__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+    sum_tokens<Wire>(task, epoch, tokens);
+  }
+};
+
+// rows in lines.
+template <class Wire>
+struct RowsInLines {
+  static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+    reduce_into_lines<Wire>(task, epoch, items);
+  }
+
+  static __device__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+    sum_lines<Wire>(task, epoch, tokens);
+  }
+};
+
+template <class Rows>
 __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_constant__ ExpertCombineTask task) {
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
@@ -109,18 +141,24 @@ __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_const
   if (sends) {
     if (!wait_for_room(task, epoch)) return;
     if (task.weights != nullptr) push_weights(task, epoch, tokens);
-    reduce_rows<Wire>(task, epoch, static_cast<int>(state[kItems]));
+    Rows::reduce_all(task, epoch, static_cast<int>(state[kItems]));
   }
-  if (task.receives) sum_tokens<Wire>(task, epoch, tokens);
+  if (task.receives) Rows::sum_all(task, epoch, tokens);
 }
 
 using CombineByExpert = void (*)(ExpertCombineTask);
 
-CombineByExpert kernel_for(Dtype wire, bool logarithmic) {
-  if (logarithmic) return expert_combine<LogWire>;
-  if (wire == Dtype::kBf16) return expert_combine<PlainWire<protocol::Bf16>>;
-  if (wire == Dtype::kF16) return expert_combine<PlainWire<protocol::F16>>;
-  return expert_combine<PlainWire<protocol::F32>>;
+template <class Format>
+CombineByExpert kernel_of(bool in_lines) {
+  return in_lines ? expert_combine<RowsInLines<Format>> : expert_combine<StampedRows<PlainWire<Format>>>;
+}
+
+// Logarithms are stamped: their blocks do not fit lines.
+CombineByExpert kernel_for(Dtype wire, bool logarithmic, bool in_lines) {
+  if (logarithmic) return expert_combine<StampedRows<LogWire>>;
+  if (wire == Dtype::kBf16) return kernel_of<protocol::Bf16>(in_lines);
+  if (wire == Dtype::kF16) return kernel_of<protocol::F16>(in_lines);
+  return kernel_of<protocol::F32>(in_lines);
 }
 
 }  // namespace
@@ -128,14 +166,15 @@ CombineByExpert kernel_for(Dtype wire, bool logarithmic) {
 void load_expert_combine() {
   cudaFuncAttributes attributes{};
   for (const Dtype wire : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    check(cudaFuncGetAttributes(&attributes, kernel_for(wire, false)), "loading a kernel of combine");
+    for (const bool in_lines : {false, true})
+      check(cudaFuncGetAttributes(&attributes, kernel_for(wire, false, in_lines)), "loading a kernel of combine");
   }
-  check(cudaFuncGetAttributes(&attributes, kernel_for(Dtype::kF32, true)), "loading a kernel of combine");
+  check(cudaFuncGetAttributes(&attributes, kernel_for(Dtype::kF32, true, false)), "loading a kernel of combine");
 }
 
 void launch_expert_combine(
     const ExpertCombineTask& task, Dtype wire, bool logarithmic, int blocks, cudaStream_t stream) {
-  kernel_for(wire, logarithmic)<<<blocks, kThreads, 0, stream>>>(task);
+  kernel_for(wire, logarithmic, task.extra.in_lines())<<<blocks, kThreads, 0, stream>>>(task);
   check(cudaGetLastError(), "launching a combine");
 }
 

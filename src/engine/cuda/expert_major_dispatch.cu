@@ -27,8 +27,11 @@ __device__ ReceivedTable received_table(const ExpertDispatchTask& task, std::int
 }
 
 template <class Row>
-__global__ void __launch_bounds__(kThreads, 1) expert_dispatch(const __grid_constant__ ExpertDispatchTask task) {
-  extern __shared__ std::int32_t table[];  // NOLINT(modernize-avoid-c-arrays): device code
+__global__ void __launch_bounds__(kThreads, 1)
+    expert_dispatch(const __grid_constant__ ExpertDispatchTask task, int table_bytes) {
+  extern __shared__ __align__(16) std::byte memory[];  // NOLINT(modernize-avoid-c-arrays): device code
+  auto* table = reinterpret_cast<std::int32_t*>(memory);
+  std::byte* lines = memory + table_bytes;
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
   const ExpertStart start = read_expert_start(common);
@@ -41,13 +44,13 @@ __global__ void __launch_bounds__(kThreads, 1) expert_dispatch(const __grid_cons
     state[kDispatchEpoch] = epoch;
     state[kCombineGivenUp] = 0;
   });
-  if (task.sends) send_tokens<Row>(task, epoch, sent_table(task, table));
+  if (task.sends) send_tokens<Row>(task, epoch, sent_table(task, table), lines);
   if (!task.receives) return;
   __syncthreads();
-  receive_all(task, epoch, received_table(task, table));
+  receive_all(task, epoch, received_table(task, table), reinterpret_cast<Piece*>(lines));
 }
 
-using DispatchKernel = void (*)(ExpertDispatchTask);
+using DispatchKernel = void (*)(ExpertDispatchTask, int);
 
 DispatchKernel kernel_for(DispatchCast cast, Dtype rows) {
   if (cast == DispatchCast::kNone) return expert_dispatch<PlainRow>;
@@ -56,18 +59,24 @@ DispatchKernel kernel_for(DispatchCast cast, Dtype rows) {
   return expert_dispatch<CastRow<protocol::F32>>;
 }
 
-}  // namespace
-
 // Senders: rows and routes of each expert, rows for each rank. Receivers: for each source its tokens, its first row, and
 // rows of each local expert; then routes of these.
-std::int64_t expert_table_bytes(int num_experts, int num_ranks) {
+std::int64_t table_bytes_of(int num_experts, int num_ranks) {
   const std::int64_t local = protocol::ceil_div(num_experts, num_ranks);
   const std::int64_t sent = 2 * std::int64_t{num_experts} + num_ranks;
   const std::int64_t received = num_ranks * (2 + local) + local;
-  return std::max(sent, received) * 4;
+  return protocol::align_up(std::max(sent, received) * 4, 16);
 }
 
-void load_expert_dispatch(std::int64_t table_bytes) {
+}  // namespace
+
+// Behind the tables: a row of a sender, or the pieces that a receiver's warps are at.
+std::int64_t expert_shared_bytes(const ExpertLayout& extra, const Experts& experts, int num_ranks, std::int64_t row) {
+  const std::int64_t lines = extra.in_lines() ? std::max<std::int64_t>(row, kWarps * sizeof(Piece)) : 0;
+  return table_bytes_of(experts.num_experts, num_ranks) + lines;
+}
+
+void load_expert_dispatch(std::int64_t shared_bytes) {
   int device = 0;
   int most = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -78,20 +87,21 @@ void load_expert_dispatch(std::int64_t table_bytes) {
       cudaFuncAttributes attributes{};
       check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of dispatch");
       const std::int64_t room = most - static_cast<std::int64_t>(attributes.sharedSizeBytes);
-      if (table_bytes > room) {
-        throw Error(ErrorCode::kUnsupported, "the tables of so many experts and ranks take " +
-                                                 std::to_string(table_bytes) + " bytes of a block's shared memory, " +
-                                                 "and this device has " + std::to_string(room));
+      if (shared_bytes > room) {
+        throw Error(ErrorCode::kUnsupported, "so many experts and ranks take " + std::to_string(shared_bytes) +
+                                                 " bytes of a block's shared memory, and this device has " +
+                                                 std::to_string(room));
       }
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(table_bytes)),
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
             "loading a kernel of dispatch");
     }
   }
 }
 
-void launch_expert_dispatch(const ExpertDispatchTask& task, int blocks, cudaStream_t stream) {
-  const std::int64_t bytes = expert_table_bytes(task.experts.num_experts, task.common.num_ranks);
-  kernel_for(task.cast, task.rows_dtype)<<<blocks, kThreads, static_cast<std::size_t>(bytes), stream>>>(task);
+void launch_expert_dispatch(const ExpertDispatchTask& task, std::int64_t shared_bytes, int blocks, cudaStream_t stream) {
+  const auto table_bytes = static_cast<int>(table_bytes_of(task.experts.num_experts, task.common.num_ranks));
+  kernel_for(task.cast, task.rows_dtype)<<<blocks, kThreads, static_cast<std::size_t>(shared_bytes), stream>>>(
+      task, table_bytes);
   check(cudaGetLastError(), "launching a dispatch");
 }
 

@@ -39,9 +39,10 @@ ExpertMajorEngine::ExpertMajorEngine(const Setup& setup, fabric::Window& window)
                .num_local = protocol::num_local_experts(setup.params.num_experts, setup.num_ranks, setup.rank),
                .invalid_id = setup.params.invalid_expert_id,
                .rows = setup.layout.combine_rows()},
+      shared_bytes_(expert_shared_bytes(extra_, experts_, setup.num_ranks, setup.layout.shape().row_capacity)),
       state_(make_device_memory(device(), sizeof(ExpertBoard))) {
   const DeviceScope scope(device());
-  load_expert_dispatch(expert_table_bytes(experts_.num_experts, setup.num_ranks));
+  load_expert_dispatch(shared_bytes_);
   load_expert_combine();
   load_expert_notices();
 }
@@ -134,15 +135,20 @@ ExpertDispatchTask ExpertMajorEngine::dispatch_task(const DispatchRequest& reque
   task.digest = request.digest;
   task.agreed = request.agreed;
   task.with_weights = round.experts.has_weights;
+  const auto& planes = round.planes.planes;
+  task.row = {.values = static_cast<int>(planes[protocol::kHiddenPlane].row_bytes),
+              .scales = static_cast<int>(planes[protocol::kScalePlane].row_bytes)};
   return task;
 }
 
 void ExpertMajorEngine::launch_dispatch(const ExpertDispatchTask& task, const DispatchRequest& request) {
   const DeviceScope scope(device());
   const std::int64_t most = setup().layout.shape().max_tokens;
-  const std::int64_t parts = task.receives ? protocol::ceil_div(most * setup().num_ranks, kWarps / 4) : 0;
+  constexpr std::int64_t kWarpsOfRow = 8;  // or about as many, that receive it
+  const std::int64_t parts =
+      task.receives ? protocol::ceil_div(most * setup().num_ranks * kWarpsOfRow, kWarps) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 1 : 1, parts), request.num_sms);
-  launch_expert_dispatch(task, blocks, enter(request.stream));
+  launch_expert_dispatch(task, shared_bytes_, blocks, enter(request.stream));
 }
 
 // In one call there is one launch, by the receive half.

@@ -68,6 +68,7 @@ class ExpertMajorEngine final : public CudaEngine {
 
   ExpertLayout extra_;
   Experts experts_;
+  std::int64_t shared_bytes_ = 0;         // of a block of dispatch
   DeviceMemory state_;                    // ExpertBoard
   std::vector<ExpertBuffers*> buffers_;   // of all handles
   Turns dispatches_, combines_;

@@ -5,12 +5,17 @@
 
 #include <cstdint>
 
+#include "engine/cuda/expert_lines.cuh"
 #include "engine/cuda/expert_rows.cuh"
 #include "engine/cuda/expert_state.cuh"
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr int kParts = 4;  // of a row, a warp each
+inline constexpr int kParts = 4;  // of a row that is stamped, a warp each; of one in lines there are its pieces
+
+__device__ __forceinline__ int parts_of(const ExpertDispatchTask& task) {
+  return task.extra.in_lines() ? (task.row.lines() + kPieceLines - 1) / kPieceLines : kParts;
+}
 
 // In shared memory.
 struct ReceivedTable {
@@ -214,16 +219,45 @@ struct PartOfRow {
   int part = 0;
 };
 
+// By one warp: a part of a row in lines. Values and scales may both lie in it.
+__device__ inline void take_part(
+    const ExpertDispatchTask& task, std::uint32_t epoch, const PartOfRow& at, const RowOfWarp& row, Piece& piece) {
+  const Common& common = task.common;
+  const int first_line = at.part * kPieceLines;
+  const std::uint32_t* given_up = task.route.state + kGivenUp;
+  const std::byte* from = window_of(common, common.rank) + task.extra.lines(epoch, at.source, at.token) +
+                          first_line * static_cast<int>(kDataLineBytes);
+  const std::uint64_t began = task.waited != nullptr ? nanoseconds() : 0;
+  const bool there = take_piece(common, {at.source, Phase::kDispatch, epoch}, from, task.row.lines() - first_line,
+                                piece, [given_up] { return load_relaxed_device(given_up) != 0; });
+  if (task.waited != nullptr && lane_index() == 0)
+    atomicMax(task.route.waited_ns + at.source, nanoseconds() - began);
+  if (!there || task.values_to.data == nullptr) return;
+  const int begin = at.part * kPieceBytes;
+  const int end = begin + kPieceBytes;
+  const auto copy = [&](std::byte* const* to, const Copied& plane, int start) {
+    const int from_byte = max(begin, start);
+    const int bytes = min(end, start + static_cast<int>(plane.row_bytes)) - from_byte;
+    if (bytes <= 0) return;
+    copy_to_places({to, row.num_places, from_byte - start}, piece.bytes + (from_byte - begin), bytes, plane.unit,
+                   {lane_index(), kWarp});
+  };
+  copy(row.values, task.values_to, 0);
+  if (task.scales_to.data != nullptr) copy(row.scales, task.scales_to, task.row.scales_at());
+}
+
 // By one warp.
 __device__ inline void receive_part(const ExpertDispatchTask& task,
                                     std::uint32_t epoch,
                                     const PartOfRow& at,
                                     const ReceivedTable& table,
-                                    RowOfWarp& row) {
+                                    RowOfWarp& row,
+                                    Piece& piece) {
   const Common& common = task.common;
   if (!read_packet(task, epoch, at.source, at.token, table, row)) return;
   list_places(task, row);
   if (at.part == 0) note_row(task, at.source, at.token, table, row);
+  if (task.extra.in_lines()) return take_part(task, epoch, at, row, piece);
   const std::byte* own = window_of(common, common.rank);
   const auto* stamp = reinterpret_cast<const std::uint64_t*>(own + task.extra.arrived(epoch, at.source, at.token));
   bool there = true;
@@ -238,10 +272,12 @@ __device__ inline void receive_part(const ExpertDispatchTask& task,
   if (__all_sync(kAllLanes, static_cast<int>(there)) == 0 || task.values_to.data == nullptr) return;
   const std::byte* space = own + common.layout.payload(at.source, protocol::slot_of(epoch, kExpertDepth));
   const auto from = [&](const Copied& plane) { return space + plane.offset + at.token * plane.stride; };
-  copy_to_places(row.values, row.num_places, from(task.values_to), task.values_to,
-                 {at.part * kWarp + lane_index(), kParts * kWarp});
-  if (at.part != kParts - 1 || task.scales_to.data == nullptr) return;
-  copy_to_places(row.scales, row.num_places, from(task.scales_to), task.scales_to, {lane_index(), kWarp});
+  const auto copy = [&](std::byte* const* to, const Copied& plane, Crew crew) {
+    copy_to_places({to, row.num_places, 0}, from(plane), static_cast<int>(plane.row_bytes), plane.unit, crew);
+  };
+  copy(row.values, task.values_to, {at.part * kWarp + lane_index(), kParts * kWarp});
+  if (at.part == kParts - 1 && task.scales_to.data != nullptr)
+    copy(row.scales, task.scales_to, {lane_index(), kWarp});
 }
 
 // By the last block to come here.
@@ -256,7 +292,11 @@ __device__ inline void add_waits(const ExpertDispatchTask& task) {
   if (threadIdx.x == 0) task.common.board->blocks_done = 0;
 }
 
-__device__ inline void receive_rows(const ExpertDispatchTask& task, std::uint32_t epoch, const ReceivedTable& table) {
+// `pieces`: shared memory for one of each warp, where rows cross in lines.
+__device__ inline void receive_rows(const ExpertDispatchTask& task,
+                                    std::uint32_t epoch,
+                                    const ReceivedTable& table,
+                                    Piece* pieces) {
   __shared__ RowOfWarp rows[kWarps];  // NOLINT(modernize-avoid-c-arrays): device code
   const int num_ranks = task.common.num_ranks;
   for (int i = static_cast<int>(threadIdx.x); i < task.experts.num_local; i += kThreads)
@@ -267,20 +307,25 @@ __device__ inline void receive_rows(const ExpertDispatchTask& task, std::uint32_
   std::int32_t most = 0;
   for (int source = 0; source < num_ranks; ++source)
     most = max(most, table.tokens_of[source]);
-  const std::int64_t items = std::int64_t{most} * num_ranks * kParts;
+  const int parts = parts_of(task);
+  const std::int64_t items = std::int64_t{most} * num_ranks * parts;
   const std::int64_t step = std::int64_t{kWarps} * gridDim.x;
   for (std::int64_t item = std::int64_t{warp_index()} * gridDim.x + blockIdx.x; item < items; item += step) {
-    const std::int64_t index = item / kParts;
+    const std::int64_t index = item / parts;
     // Own rows last: the others' are on their way meanwhile.
     const auto source = static_cast<int>((task.common.rank + 1 + index % num_ranks) % num_ranks);
     const std::int64_t token = index / num_ranks;
     if (token >= table.tokens_of[source]) continue;
-    receive_part(task, epoch, {source, token, static_cast<int>(item % kParts)}, table, rows[warp_index()]);
+    receive_part(task, epoch, {source, token, static_cast<int>(item % parts)}, table, rows[warp_index()],
+                 pieces[warp_index()]);
   }
 }
 
-__device__ inline void receive_all(const ExpertDispatchTask& task, std::uint32_t epoch, const ReceivedTable& table) {
-  receive_rows(task, epoch, table);
+__device__ inline void receive_all(const ExpertDispatchTask& task,
+                                   std::uint32_t epoch,
+                                   const ReceivedTable& table,
+                                   Piece* pieces) {
+  receive_rows(task, epoch, table, pieces);
   if (task.waited != nullptr && last_block(&task.common.board->blocks_done)) add_waits(task);
 }
 

@@ -22,20 +22,61 @@ __device__ __forceinline__ std::int64_t place_of(const ExpertDispatchTask& task,
   return layout.payload(task.common.rank, protocol::slot_of(epoch, kExpertDepth)) + lane.offset + token * lane.stride;
 }
 
-template <class Value>
-__device__ void store_to_all(
-    const Common& common, const TokenOfBlock& to, std::int64_t place, int index, const Value& value) {
-  for (int d = 0; d < to.num_destinations; ++d)
-    reinterpret_cast<Value*>(window_of(common, to.destinations[d]) + place)[index] = value;
-}
+// Where a sender's threads store the row of a token: to the window of every rank that it goes to,
+class RowToWindows {
+ public:
+  __device__ RowToWindows(const ExpertDispatchTask& task,
+                          std::int64_t token,
+                          std::uint32_t epoch,
+                          const TokenOfBlock& to)
+      : common_(task.common),
+        to_(to),
+        values_(place_of(task, task.values, epoch, token)),
+        scales_(place_of(task, task.scales, epoch, token)) {}
 
-__device__ inline void send_lane(
-    const ExpertDispatchTask& task, const Lane& lane, std::int64_t token, std::uint32_t epoch, const TokenOfBlock& to) {
-  const std::int64_t place = place_of(task, lane, epoch, token);
-  const Crew crew{static_cast<int>(threadIdx.x), kThreads};
-  move_row(lane.from + token * lane.from_stride, lane.row_bytes, lane.unit, crew,
-           [&](int i, auto value) { store_to_all(task.common, to, place, i, value); });
-}
+  template <class Value>
+  __device__ void values(int index, const Value& value) const {
+    store(values_, index, value);
+  }
+
+  template <class Value>
+  __device__ void scales(int index, const Value& value) const {
+    store(scales_, index, value);
+  }
+
+ private:
+  template <class Value>
+  __device__ void store(std::int64_t place, int index, const Value& value) const {
+    for (int d = 0; d < to_.num_destinations; ++d)
+      reinterpret_cast<Value*>(window_of(common_, to_.destinations[d]) + place)[index] = value;
+  }
+
+  const Common& common_;
+  const TokenOfBlock& to_;
+  std::int64_t values_;
+  std::int64_t scales_;
+};
+
+// or to the block's shared memory, as it crosses in lines.
+class RowToShared {
+ public:
+  __device__ RowToShared(const ExpertDispatchTask& task, std::byte* row)
+      : values_(row), scales_(row + task.row.scales_at()) {}
+
+  template <class Value>
+  __device__ void values(int index, const Value& value) const {
+    reinterpret_cast<Value*>(values_)[index] = value;
+  }
+
+  template <class Value>
+  __device__ void scales(int index, const Value& value) const {
+    reinterpret_cast<Value*>(scales_)[index] = value;
+  }
+
+ private:
+  std::byte* values_;
+  std::byte* scales_;
+};
 
 class PlainRow {
  public:
@@ -51,23 +92,27 @@ class PlainRow {
     }
   }
 
-  __device__ void store(const ExpertDispatchTask& task,
-                        std::int64_t token,
-                        std::uint32_t epoch,
-                        const TokenOfBlock& to) const {
+  template <class Sink>
+  __device__ void store(const ExpertDispatchTask& task, std::int64_t token, const Sink& sink) const {
     const Lane& lane = task.values;
-    if (task.scales.row_bytes > 0) send_lane(task, task.scales, token, epoch, to);
-    if (lane.unit != 16) return send_lane(task, lane, token, epoch, to);
-    const std::int64_t place = place_of(task, lane, epoch, token);
-    const auto* from = reinterpret_cast<const uint4*>(lane.from + token * lane.from_stride);
+    const Lane& scales = task.scales;
+    const Crew crew{static_cast<int>(threadIdx.x), kThreads};
+    if (scales.row_bytes > 0) {
+      move_row(scales.from + token * scales.from_stride, scales.row_bytes, scales.unit, crew,
+               [&](int i, auto value) { sink.scales(i, value); });
+    }
+    const std::byte* row = lane.from + token * lane.from_stride;
+    if (lane.unit != 16)
+      return move_row(row, lane.row_bytes, lane.unit, crew, [&](int i, auto value) { sink.values(i, value); });
+    const auto* from = reinterpret_cast<const uint4*>(row);
     const auto n = static_cast<int>(lane.row_bytes / 16);
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int i = static_cast<int>(threadIdx.x) + k * kThreads;
-      if (i < n) store_to_all(task.common, to, place, i, units_[k]);
+      if (i < n) sink.values(i, units_[k]);
     }
     for (int i = static_cast<int>(threadIdx.x) + kAtOnce * kThreads; i < n; i += kThreads)
-      store_to_all(task.common, to, place, i, from[i]);
+      sink.values(i, from[i]);
   }
 
  private:
@@ -86,21 +131,17 @@ class CastRow {
       load_values(task, token, static_cast<int>(threadIdx.x) + k * kThreads, raw_[k]);
   }
 
-  __device__ void store(const ExpertDispatchTask& task,
-                        std::int64_t token,
-                        std::uint32_t epoch,
-                        const TokenOfBlock& to) const {
-    const Target target{task, to, place_of(task, task.values, epoch, token),
-                        place_of(task, task.scales, epoch, token)};
+  template <class Sink>
+  __device__ void store(const ExpertDispatchTask& task, std::int64_t token, const Sink& sink) const {
     const auto units = static_cast<int>(protocol::ceil_div(task.values.row_bytes, kValues));
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      if (k * kThreads < units) store_values(target, static_cast<int>(threadIdx.x) + k * kThreads, raw_[k]);
+      if (k * kThreads < units) store_values(task, static_cast<int>(threadIdx.x) + k * kThreads, raw_[k], sink);
     }
     for (int first = kAtOnce * kThreads; first < units; first += kThreads) {
       Raw raw;
       load_values(task, token, first + static_cast<int>(threadIdx.x), raw);
-      store_values(target, first + static_cast<int>(threadIdx.x), raw);
+      store_values(task, first + static_cast<int>(threadIdx.x), raw, sink);
     }
   }
 
@@ -114,13 +155,6 @@ class CastRow {
 
   struct alignas(16) Raw {
     Bits bits[kValues];  // NOLINT(modernize-avoid-c-arrays): device code
-  };
-
-  struct Target {
-    const ExpertDispatchTask& task;
-    const TokenOfBlock& to;
-    std::int64_t values;
-    std::int64_t scales;
   };
 
   // Values behind the row's end are 0, which changes no scale.
@@ -138,7 +172,9 @@ class CastRow {
   }
 
   // By whole warps.
-  static __device__ void store_values(const Target& target, int index, const Raw& raw) {
+  template <class Sink>
+  static __device__ void store_values(
+      const ExpertDispatchTask& task, int index, const Raw& raw, const Sink& sink) {
     std::uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kValues; ++i)
@@ -146,7 +182,7 @@ class CastRow {
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2)
       largest = max(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    const float scale = protocol::block_scale(target.task.cast, largest);
+    const float scale = protocol::block_scale(task.cast, largest);
     const float inverse = 1.0F / scale;
     std::uint32_t words[4] = {};  // NOLINT(modernize-avoid-c-arrays): device code
 #pragma unroll
@@ -154,51 +190,53 @@ class CastRow {
       const std::uint32_t code = protocol::cast_to_block(protocol::decode<From>(raw.bits[i]), inverse);
       words[i / 4] |= code << (8 * (i % 4));
     }
-    const bool there = index * kValues < static_cast<int>(target.task.values.row_bytes);
+    const bool there = index * kValues < static_cast<int>(task.values.row_bytes);
     // The stride of the wire's rows has room for whole units.
-    if (there) {
-      store_to_all(target.task.common, target.to, target.values, index,
-                   make_uint4(words[0], words[1], words[2], words[3]));
-    }
-    store_scales(target, index, scale, there);
+    if (there) sink.values(index, make_uint4(words[0], words[1], words[2], words[3]));
+    store_scales(task.cast, index, there ? scale : 0.0F, sink);
   }
 
-  // A warp's four scales together.
-  static __device__ void store_scales(const Target& target, int index, float scale, bool there) {
-    const bool packed = target.task.cast == DispatchCast::kFp8Block128Ue8m0;
+  // A warp's four scales together; 0 behind the row's end.
+  template <class Sink>
+  static __device__ void store_scales(DispatchCast cast, int index, float scale, const Sink& sink) {
+    const bool packed = cast == DispatchCast::kFp8Block128Ue8m0;
     const std::uint32_t own = packed ? protocol::encode_e8m0(scale) : __float_as_uint(scale);
     std::uint32_t all[kScales];  // NOLINT(modernize-avoid-c-arrays): device code
 #pragma unroll
     for (int i = 0; i < kScales; ++i)
-      all[i] = __shfl_sync(kAllLanes, there ? own : 0, i * kLanes);
-    if (lane_index() != 0 || !there) return;
-    const int at = index / kWarp;
+      all[i] = __shfl_sync(kAllLanes, own, i * kLanes);
+    if (lane_index() != 0 || scale == 0.0F) return;
     if (packed) {
-      const std::uint32_t word = all[0] | all[1] << 8 | all[2] << 16 | all[3] << 24;
-      store_to_all(target.task.common, target.to, target.scales, at, word);
+      sink.scales(index / kWarp, all[0] | all[1] << 8 | all[2] << 16 | all[3] << 24);
     } else {
-      store_to_all(target.task.common, target.to, target.scales, at, make_uint4(all[0], all[1], all[2], all[3]));
+      sink.scales(index / kWarp, make_uint4(all[0], all[1], all[2], all[3]));
     }
   }
 
   Raw raw_[kAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
-// A part of a row to all of its places. Units are loaded before the first is stored.
+// Where a part of a row goes: `offset` bytes into the row at each place.
+struct Places {
+  std::byte* const* rows = nullptr;
+  int count = 0;
+  int offset = 0;
+};
+
+// Units are loaded before the first is stored.
 template <class Unit>
-__device__ void copy_units(
-    std::byte* const* to, int num_places, const std::byte* from, std::int64_t bytes, Crew crew) {
+__device__ void copy_units(const Places& to, const std::byte* from, int bytes, Crew crew) {
   constexpr int kAtOnce = 4;
   const auto* units = reinterpret_cast<const Unit*>(from);
-  const auto n = static_cast<int>(bytes / static_cast<std::int64_t>(sizeof(Unit)));
+  const int n = bytes / static_cast<int>(sizeof(Unit));
   for (int first = crew.index; first < n; first += kAtOnce * crew.count) {
     Unit values[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       if (first + k * crew.count < n) values[k] = units[first + k * crew.count];
     }
-    for (int place = 0; place < num_places; ++place) {
-      auto* row = reinterpret_cast<Unit*>(to[place]);
+    for (int place = 0; place < to.count; ++place) {
+      auto* row = reinterpret_cast<Unit*>(to.rows[place] + to.offset);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         if (first + k * crew.count < n) row[first + k * crew.count] = values[k];
@@ -207,19 +245,19 @@ __device__ void copy_units(
   }
 }
 
-__device__ inline void copy_to_places(
-    std::byte* const* to, int num_places, const std::byte* from, const Copied& plane, Crew crew) {
-  switch (plane.unit) {
+// `unit` bytes divide all of it.
+__device__ inline void copy_to_places(const Places& to, const std::byte* from, int bytes, int unit, Crew crew) {
+  switch (unit) {
     case 16:
-      return copy_units<uint4>(to, num_places, from, plane.row_bytes, crew);
+      return copy_units<uint4>(to, from, bytes, crew);
     case 8:
-      return copy_units<uint2>(to, num_places, from, plane.row_bytes, crew);
+      return copy_units<uint2>(to, from, bytes, crew);
     case 4:
-      return copy_units<std::uint32_t>(to, num_places, from, plane.row_bytes, crew);
+      return copy_units<std::uint32_t>(to, from, bytes, crew);
     case 2:
-      return copy_units<std::uint16_t>(to, num_places, from, plane.row_bytes, crew);
+      return copy_units<std::uint16_t>(to, from, bytes, crew);
     default:
-      return copy_units<std::uint8_t>(to, num_places, from, plane.row_bytes, crew);
+      return copy_units<std::uint8_t>(to, from, bytes, crew);
   }
 }
 

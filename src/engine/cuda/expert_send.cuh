@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "engine/cuda/expert_lines.cuh"
 #include "engine/cuda/expert_rows.cuh"
 #include "engine/cuda/expert_state.cuh"
 #include "protocol/casts.h"
@@ -204,8 +205,12 @@ __device__ inline void announce(const ExpertDispatchTask& task,
 }
 
 // `Row`: how a token's row is loaded and stored (expert_rows.cuh); its loads begin before the token's route is known.
+// `staged`: shared memory for a row that crosses in lines.
 template <class Row>
-__device__ void send_tokens(const ExpertDispatchTask& task, std::uint32_t epoch, const SentTable& table) {
+__device__ void send_tokens(const ExpertDispatchTask& task,
+                            std::uint32_t epoch,
+                            const SentTable& table,
+                            std::byte* staged) {
   __shared__ SentToken shared;
   const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
   const auto thread = static_cast<int>(threadIdx.x);
@@ -225,11 +230,18 @@ __device__ void send_tokens(const ExpertDispatchTask& task, std::uint32_t epoch,
     counted = token;
     if (__syncthreads_and(space) == 0) return;
     if (warp_index() == 0) route_picks(task, token, table, shared);
+    if (task.extra.in_lines()) row.store(task, token, RowToShared(task, staged));
     __syncthreads();
-    row.store(task, token, epoch, shared.token);
     send_packets(task, epoch, token, table, shared);
-    __syncthreads();
-    stamp_rows(task, epoch, token, shared);
+    if (task.extra.in_lines()) {
+      store_row_in_lines(task.common, shared.token, task.extra.lines(epoch, task.common.rank, token), staged,
+                         task.row.lines(), line_flag(epoch));
+      __syncthreads();
+    } else {
+      row.store(task, token, RowToWindows(task, token, epoch, shared.token));
+      __syncthreads();
+      stamp_rows(task, epoch, token, shared);
+    }
   }
 }
 

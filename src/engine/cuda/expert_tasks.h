@@ -69,6 +69,16 @@ struct Picks {
   Dtype weights_dtype = Dtype::kF32;
 };
 
+// A row on its way in lines: its values, then its scales from a multiple of 16 bytes on.
+struct RowInLines {
+  int values = 0;  // bytes
+  int scales = 0;
+
+  TOKENYARD_HD constexpr int scales_at() const { return (values + 15) / 16 * 16; }
+
+  TOKENYARD_HD constexpr int lines() const { return static_cast<int>(lines_of(words_of(scales_at() + scales))); }
+};
+
 struct ExpertDispatchTask {
   Common common{};
   ExpertLayout extra{};
@@ -76,6 +86,7 @@ struct ExpertDispatchTask {
   ExpertRoute route{};
   Experts experts{};
   Picks picks{};
+  RowInLines row{};
   Lane values{};
   Lane scales{};  // of a cast only its place on the wire
   DispatchCast cast = DispatchCast::kNone;
