@@ -39,8 +39,8 @@ class Core;
 // every operation returns kEnqueued, and what goes wrong later, also what is thrown on the host, is found by
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
 // same operation. Ids that are no experts are dropped. A rank's communications run in one order, the same on all ranks
-// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, no
-// RouteQuery.
+// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, and
+// `low_latency`, two; no RouteQuery.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };

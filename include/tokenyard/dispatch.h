@@ -70,8 +70,8 @@ struct DispatchOptions {
   int num_sms = 0;                          // 0: the library chooses; the host engine has none to spend
   DispatchCast cast = DispatchCast::kNone;  // low_latency; equal on all ranks
   // low_latency: running statistics of the caller, added to by each dispatch. [num_local_experts] i32: routes to each
-  // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source. They stop
-  // at the largest number of their dtype.
+  // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source, on
+  // CUDA the longest of the waits that go on side by side. They stop at the largest number of their dtype.
   TensorView routes_per_expert{}, wait_per_source{};
   // The caller's tensors for outputs; a member that is not defined is a view of the window, or comes from
   // CommunicationOptions::allocate_output. A tensor with room for more rows than needed is taken. Too few rows are
