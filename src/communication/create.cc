@@ -179,8 +179,8 @@ void Core::make_window() {
   all_or_none([&] {
     const engine::EngineInfo& engine = engine::find_engine(options_.engine);
     const fabric::FabricInfo& fabric = fabric::find_fabric(engine.memory);
-    window_ = fabric.allocate(
-        {.bytes = layout_.bytes() + engine.extra_window_bytes(limits_.params, layout_), .device = {engine.memory, options_.device}});
+    window_ = fabric.allocate({.bytes = layout_.bytes() + engine.extra_window_bytes(limits_.params, layout_),
+                               .device = {engine.memory, options_.device}});
     limits_.device = window_->device();
     contract_ = info().contract;
     if (limits_.device.kind == DeviceKind::kCuda && contract_.capturable) contract_.counts_on = CountsOn::kDevice;

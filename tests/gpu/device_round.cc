@@ -184,9 +184,9 @@ Status DeviceRounds::dispatch(Communication& communication,
     }
     view = mirror(view);
   };
-  for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
-                           &result.router_logits, &result.eplb_gathered_stats, &result.source_tokens,
-                           &result.source_ranges})
+  for (TensorView* view :
+       {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
+        &result.router_logits, &result.eplb_gathered_stats, &result.source_tokens, &result.source_ranges})
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);

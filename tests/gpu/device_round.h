@@ -29,7 +29,7 @@ class DeviceRounds {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
     int num_sms = 0;
-    bool halves = false;      // every phase in two
+    bool halves = false;       // every phase in two
     int rounds_in_flight = 1;  // dispatches before the first of their combines
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };

@@ -79,39 +79,37 @@ TEST_P(LowLatencyOnGpu, RowsMayCrossAsLogarithms) {
 TEST_P(LowLatencyOnGpu, TwoRoundsMayBeInFlightAndPhasesInHalves) {
   const Shape shape = GetParam();
   for (const bool halves : {false, true}) {
-    run_on_devices(
-        shape, LowLatencyConfig{}, {.halves = halves, .rounds_in_flight = 2},
-        [&](Communication& communication, DeviceRounds& rounds) {
-          DispatchResult first;
-          DispatchResult second;
-          for (std::uint64_t round = 0; round < support::kNumSkews; round += 2) {
-            const std::array worlds{world_of(shape, round), world_of(shape, round + 1)};
-            std::array plans{plan_of(shape, round), plan_of(shape, round + 1)};
-            for (RoundPlan& plan : plans)
-              plan = rounds.through_device(plan);
-            dispatch_and_check(communication, worlds[0], plans[0], first);
-            dispatch_and_check(communication, worlds[1], plans[1], second);
-            const auto combine = [&](std::size_t which, DispatchResult& result) {
-              combine_and_check(communication, worlds[which], plans[which], result, result.handle);
-            };
-            const bool in_order = round % 4 == 0;
-            in_order ? combine(0, first) : combine(1, second);
-            in_order ? combine(1, second) : combine(0, first);
-          }
-        });
+    run_on_devices(shape, LowLatencyConfig{}, {.halves = halves, .rounds_in_flight = 2},
+                   [&](Communication& communication, DeviceRounds& rounds) {
+                     DispatchResult first;
+                     DispatchResult second;
+                     for (std::uint64_t round = 0; round < support::kNumSkews; round += 2) {
+                       const std::array worlds{world_of(shape, round), world_of(shape, round + 1)};
+                       std::array plans{plan_of(shape, round), plan_of(shape, round + 1)};
+                       for (RoundPlan& plan : plans)
+                         plan = rounds.through_device(plan);
+                       dispatch_and_check(communication, worlds[0], plans[0], first);
+                       dispatch_and_check(communication, worlds[1], plans[1], second);
+                       const auto combine = [&](std::size_t which, DispatchResult& result) {
+                         combine_and_check(communication, worlds[which], plans[which], result, result.handle);
+                       };
+                       const bool in_order = round % 4 == 0;
+                       in_order ? combine(0, first) : combine(1, second);
+                       in_order ? combine(1, second) : combine(0, first);
+                     }
+                   });
   }
 }
 
 TEST_P(LowLatencyOnGpu, AnyNumberOfMultiprocessorsGivesTheSameBytes) {
   const Shape shape = GetParam();
   for (const int num_sms : {1, 3}) {
-    run_on_devices(shape, LowLatencyConfig{}, {.num_sms = num_sms},
-                   [&](Communication& communication, DeviceRounds& rounds) {
-                     DispatchResult result;
-                     for (const std::uint64_t round : {1U, 6U})
-                       play_round(communication, world_of(shape, round), rounds.through_device(plan_of(shape, round)),
-                                  result);
-                   });
+    run_on_devices(
+        shape, LowLatencyConfig{}, {.num_sms = num_sms}, [&](Communication& communication, DeviceRounds& rounds) {
+          DispatchResult result;
+          for (const std::uint64_t round : {1U, 6U})
+            play_round(communication, world_of(shape, round), rounds.through_device(plan_of(shape, round)), result);
+        });
   }
 }
 
@@ -187,9 +185,8 @@ TEST_F(LowLatencyCallsOnGpu, AThirdRoundInFlightIsRefused) {
                    const support::RankTensors tensors(world, communication.rank(), false);
                    dispatch_and_check(communication, world, plan, results[0]);
                    dispatch_and_check(communication, world, plan, results[1]);
-                   check_throws(ErrorCode::kInvalidState, {"2 rounds are in flight"}, [&] {
-                     (void)communication.dispatch(tensors.input(), {}, results[2]);
-                   });
+                   check_throws(ErrorCode::kInvalidState, {"2 rounds are in flight"},
+                                [&] { (void)communication.dispatch(tensors.input(), {}, results[2]); });
                  });
 }
 

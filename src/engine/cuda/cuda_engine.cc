@@ -38,9 +38,10 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
   if (setup.spec.placement == protocol::Placement::kExpertMajor) {
     return std::make_unique<ExpertMajorEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported,
-              "the CUDA engine moves rows through windows, rank major (`one_sided`) or by expert (`low_latency`), so far",
-              setup.rank);
+  throw Error(
+      ErrorCode::kUnsupported,
+      "the CUDA engine moves rows through windows, rank major (`one_sided`) or by expert (`low_latency`), so far",
+      setup.rank);
 }
 
 std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {

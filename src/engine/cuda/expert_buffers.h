@@ -18,9 +18,9 @@ class ExpertBuffers final : public RoundMemory {
   // The same of what an operation looks at first, in the order of the stream.
   void clear_state(cudaStream_t stream) const;
 
-  bool in_use = false;        // a dispatch was enqueued, and no combine that ends it
-  bool closed = false;        // nothing of the dispatch's rows will be read in the window any more
-  int dispatch_slot = 0;      // of the operations that were last enqueued
+  bool in_use = false;    // a dispatch was enqueued, and no combine that ends it
+  bool closed = false;    // nothing of the dispatch's rows will be read in the window any more
+  int dispatch_slot = 0;  // of the operations that were last enqueued
   int combine_slot = 0;
 
  private:

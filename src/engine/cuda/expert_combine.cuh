@@ -56,11 +56,8 @@ struct OwedRow {
 };
 
 // By one warp: the weights of the row's picks, where their origin gives them now. False when it gave the combine up.
-__device__ inline bool take_weights(const ExpertCombineTask& task,
-                                    std::uint32_t epoch,
-                                    int origin,
-                                    std::int64_t token,
-                                    std::uint32_t* weights) {
+__device__ inline bool take_weights(
+    const ExpertCombineTask& task, std::uint32_t epoch, int origin, std::int64_t token, std::uint32_t* weights) {
   const Common& common = task.common;
   const std::byte* from = window_of(common, common.rank) + task.extra.given(epoch, origin, token);
   bool there = true;
@@ -81,8 +78,11 @@ __device__ inline bool take_weights(const ExpertCombineTask& task,
 }
 
 // By one warp.
-__device__ inline void prepare_owed_row(
-    const ExpertCombineTask& task, std::uint32_t epoch, const std::uint32_t* record, std::uint32_t* given, OwedRow& row) {
+__device__ inline void prepare_owed_row(const ExpertCombineTask& task,
+                                        std::uint32_t epoch,
+                                        const std::uint32_t* record,
+                                        std::uint32_t* given,
+                                        OwedRow& row) {
   const Common& common = task.common;
   const std::int64_t max_tokens = common.layout.shape().max_tokens;
   const int top_k = task.experts.top_k;
@@ -102,8 +102,7 @@ __device__ inline void prepare_owed_row(
     if (place != kNoPlace) {
       const int at = count + __popc(lanes & ((1U << lane_index()) - 1U));
       const auto rows = static_cast<std::int32_t>(task.experts.rows);
-      row.from.rows[at] =
-          task.from + place / rows * task.from_block_stride + place % rows * task.from_row_stride;
+      row.from.rows[at] = task.from + place / rows * task.from_block_stride + place % rows * task.from_row_stride;
       row.from.weights[at] = __uint_as_float(weights[slot]);
     }
     count += __popc(lanes);

@@ -18,8 +18,10 @@ __device__ __forceinline__ int lines_of_row(const ExpertCombineTask& task) {
 
 // 16 bytes of the wire, from value `first` on; values behind the row's end are 0.
 template <class Wire, class From>
-__device__ void reduce_pack(
-    const ExpertCombineTask& task, const WeighedRows& rows, int first, Pack<Wire, 16 / sizeof(typename Wire::Bits)>& to) {
+__device__ void reduce_pack(const ExpertCombineTask& task,
+                            const WeighedRows& rows,
+                            int first,
+                            Pack<Wire, 16 / sizeof(typename Wire::Bits)>& to) {
   constexpr int kValues = 16 / static_cast<int>(sizeof(typename Wire::Bits));
   const auto n = static_cast<int>(task.hidden);
   float sums[kValues] = {};
@@ -52,9 +54,9 @@ __device__ void reduce_piece(const ExpertCombineTask& task, const WeighedRows& r
 // By the warps of all blocks.
 template <class Wire>
 __device__ void reduce_into_lines(const ExpertCombineTask& task, std::uint32_t epoch, int rows) {
-  __shared__ OwedRow owed[kWarps];                  // NOLINT(modernize-avoid-c-arrays): device code
+  __shared__ OwedRow owed[kWarps];                   // NOLINT(modernize-avoid-c-arrays): device code
   __shared__ std::uint32_t given[kWarps][kMaxTopK];  // NOLINT(modernize-avoid-c-arrays): device code
-  __shared__ Piece pieces[kWarps];                  // NOLINT(modernize-avoid-c-arrays): device code
+  __shared__ Piece pieces[kWarps];                   // NOLINT(modernize-avoid-c-arrays): device code
   const Common& common = task.common;
   const int lines = lines_of_row<Wire>(task);
   const int of_row = (lines + kPieceLines - 1) / kPieceLines;

@@ -20,11 +20,8 @@ void launch_expert_dispatch(const ExpertDispatchTask& task, std::int64_t shared_
 
 // The wire of rows that go back: a dtype, or logarithms.
 void load_expert_combine();
-void launch_expert_combine(const ExpertCombineTask& task,
-                           Dtype wire,
-                           bool logarithmic,
-                           int blocks,
-                           cudaStream_t stream);
+void launch_expert_combine(
+    const ExpertCombineTask& task, Dtype wire, bool logarithmic, int blocks, cudaStream_t stream);
 
 // One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
 struct ExpertNotice {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What expert-major rounds need of a window besides rows: units that tell of their own arrival (two words, each with a
-// flag beside it in the 8 bytes that are stored at once), and a word for each row. An encoding of the CUDA engine's own,
-// behind the layout.
+// tag beside it in the 8 bytes that are stored at once), and a word for each row. An encoding of the CUDA engine's
+// own, behind the layout.
 //
 //   headers   [2, num_ranks, 4 units]              what must agree, tokens of the source, and its rows for this rank
 //   counts    [2, num_ranks, local experts, unit]  rows and routes of each of this rank's experts
@@ -17,9 +17,9 @@
 // Where few tokens come, rows cross in lines, which need no stamps; else in the sections of the layout. Which it is, is
 // settled when the window is made.
 //
-// Everything has two slots, used in turn by the epochs of dispatch, or of combine for given weights and what returns. A place counts
-// through all of an expert's rows: expert * rows of an expert + row. On the way the row counts from the first of the
-// source's.
+// Everything has two slots, used in turn by the epochs of dispatch, or of combine for given weights and what returns. A
+// place counts through all of an expert's rows: expert * rows of an expert + row. On the way the row counts from the
+// first of the source's.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of expert-major rounds in lines that tell of their own arrival (small_layout.h). A warp takes 16 lines at a time,
-// a piece: with the data in shared memory in between, what lies on either side of it goes by 16 bytes a lane.
+// Rows of expert-major rounds in lines that tell of their own arrival (small_layout.h). A warp takes 16 lines at a
+// time, a piece: with the data in shared memory in between, what lies on either side of it goes by 16 bytes a lane.
 #pragma once
 
 #include <cstdint>

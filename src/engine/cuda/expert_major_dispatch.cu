@@ -59,8 +59,8 @@ DispatchKernel kernel_for(DispatchCast cast, Dtype rows) {
   return expert_dispatch<CastRow<protocol::F32>>;
 }
 
-// Senders: rows and routes of each expert, rows for each rank. Receivers: for each source its tokens, its first row, and
-// rows of each local expert; then routes of these.
+// Senders: rows and routes of each expert, rows for each rank. Receivers: for each source its tokens, its first row,
+// and rows of each local expert; then routes of these.
 std::int64_t table_bytes_of(int num_experts, int num_ranks) {
   const std::int64_t local = protocol::ceil_div(num_experts, num_ranks);
   const std::int64_t sent = 2 * std::int64_t{num_experts} + num_ranks;
@@ -98,7 +98,10 @@ void load_expert_dispatch(std::int64_t shared_bytes) {
   }
 }
 
-void launch_expert_dispatch(const ExpertDispatchTask& task, std::int64_t shared_bytes, int blocks, cudaStream_t stream) {
+void launch_expert_dispatch(const ExpertDispatchTask& task,
+                            std::int64_t shared_bytes,
+                            int blocks,
+                            cudaStream_t stream) {
   const auto table_bytes = static_cast<int>(table_bytes_of(task.experts.num_experts, task.common.num_ranks));
   kernel_for(task.cast, task.rows_dtype)<<<blocks, kThreads, static_cast<std::size_t>(shared_bytes), stream>>>(
       task, table_bytes);

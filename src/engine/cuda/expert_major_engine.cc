@@ -81,10 +81,7 @@ void ExpertMajorEngine::plan(const DispatchRequest& request, Round& round) {
 }
 
 ExpertNotice ExpertMajorEngine::notice(const ExpertRoute& route) const {
-  return {.common = common(),
-          .extra = extra_,
-          .state = reinterpret_cast<ExpertBoard*>(state_.get()),
-          .route = route};
+  return {.common = common(), .extra = extra_, .state = reinterpret_cast<ExpertBoard*>(state_.get()), .route = route};
 }
 
 // Where a cast makes them, scales come from nowhere, and only values' addresses and strides matter.
@@ -145,8 +142,7 @@ void ExpertMajorEngine::launch_dispatch(const ExpertDispatchTask& task, const Di
   const DeviceScope scope(device());
   const std::int64_t most = setup().layout.shape().max_tokens;
   constexpr std::int64_t kWarpsOfRow = 8;  // or about as many, that receive it
-  const std::int64_t parts =
-      task.receives ? protocol::ceil_div(most * setup().num_ranks * kWarpsOfRow, kWarps) : 0;
+  const std::int64_t parts = task.receives ? protocol::ceil_div(most * setup().num_ranks * kWarpsOfRow, kWarps) : 0;
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 1 : 1, parts), request.num_sms);
   launch_expert_dispatch(task, shared_bytes_, blocks, enter(request.stream));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows by expert, cast on the way, weighed and reduced before they go back; two rounds in flight. Requests become tasks,
-// one launch for each phase or each half of it.
+// Rows by expert, cast on the way, weighed and reduced before they go back; two rounds in flight. Requests become
+// tasks, one launch for each phase or each half of it.
 #pragma once
 
 #include <array>
@@ -68,9 +68,9 @@ class ExpertMajorEngine final : public CudaEngine {
 
   ExpertLayout extra_;
   Experts experts_;
-  std::int64_t shared_bytes_ = 0;         // of a block of dispatch
-  DeviceMemory state_;                    // ExpertBoard
-  std::vector<ExpertBuffers*> buffers_;   // of all handles
+  std::int64_t shared_bytes_ = 0;        // of a block of dispatch
+  DeviceMemory state_;                   // ExpertBoard
+  std::vector<ExpertBuffers*> buffers_;  // of all handles
   Turns dispatches_, combines_;
   std::array<ExpertCombineTask, kExpertDepth> sent_{};  // between the halves of a combine
 };

@@ -80,8 +80,9 @@ __device__ inline bool wait_counts(const ExpertDispatchTask& task, std::uint32_t
     const std::byte* at =
         window_of(common, common.rank) + task.extra.counts(epoch, source) + i % num_local * kTaggedBytes;
     TaggedUnit unit{};
-    there = wait_until(common, {source, Phase::kDispatch, epoch},
-                       [&] { return load_tagged(at, tag_of(epoch), unit); }, task.route.state + kGivenUp);
+    there = wait_until(
+        common, {source, Phase::kDispatch, epoch}, [&] { return load_tagged(at, tag_of(epoch), unit); },
+        task.route.state + kGivenUp);
     table.base[i] = static_cast<std::int32_t>(unit.words[0]);
     if (is_clerk() && task.routes_per_expert != nullptr)
       atomicAdd(table.routes + i % num_local, static_cast<std::int32_t>(unit.words[1]));
@@ -143,8 +144,7 @@ __device__ inline bool read_packet(const ExpertDispatchTask& task,
     TaggedUnit unit{};
     const bool there = wait_until(
         common, {source, Phase::kDispatch, epoch},
-        [&] { return load_tagged(packet + index * kTaggedBytes, tag_of(epoch), unit); },
-        task.route.state + kGivenUp);
+        [&] { return load_tagged(packet + index * kTaggedBytes, tag_of(epoch), unit); }, task.route.state + kGivenUp);
     row.words[kTaggedWords * index] = static_cast<std::int32_t>(unit.words[0]);
     const int second = kTaggedWords * index + 1;
     if (second < 1 + 2 * kMaxTopK) row.words[second] = static_cast<std::int32_t>(unit.words[1]);
@@ -230,8 +230,7 @@ __device__ inline void take_part(
   const std::uint64_t began = task.waited != nullptr ? nanoseconds() : 0;
   const bool there = take_piece(common, {at.source, Phase::kDispatch, epoch}, from, task.row.lines() - first_line,
                                 piece, [given_up] { return load_relaxed_device(given_up) != 0; });
-  if (task.waited != nullptr && lane_index() == 0)
-    atomicMax(task.route.waited_ns + at.source, nanoseconds() - began);
+  if (task.waited != nullptr && lane_index() == 0) atomicMax(task.route.waited_ns + at.source, nanoseconds() - began);
   if (!there || task.values_to.data == nullptr) return;
   const int begin = at.part * kPieceBytes;
   const int end = begin + kPieceBytes;
@@ -276,8 +275,7 @@ __device__ inline void receive_part(const ExpertDispatchTask& task,
     copy_to_places({to, row.num_places, 0}, from(plane), static_cast<int>(plane.row_bytes), plane.unit, crew);
   };
   copy(row.values, task.values_to, {at.part * kWarp + lane_index(), kParts * kWarp});
-  if (at.part == kParts - 1 && task.scales_to.data != nullptr)
-    copy(row.scales, task.scales_to, {lane_index(), kWarp});
+  if (at.part == kParts - 1 && task.scales_to.data != nullptr) copy(row.scales, task.scales_to, {lane_index(), kWarp});
 }
 
 // By the last block to come here.

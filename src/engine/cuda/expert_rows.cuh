@@ -173,8 +173,7 @@ class CastRow {
 
   // By whole warps.
   template <class Sink>
-  static __device__ void store_values(
-      const ExpertDispatchTask& task, int index, const Raw& raw, const Sink& sink) {
+  static __device__ void store_values(const ExpertDispatchTask& task, int index, const Raw& raw, const Sink& sink) {
     std::uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kValues; ++i)

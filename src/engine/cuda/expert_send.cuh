@@ -140,9 +140,7 @@ __device__ inline void send_packets(const ExpertDispatchTask& task,
     const int unit = i % units;
     if (unit > 0 && (shared.token.words[rank / kWordBits] >> (rank % kWordBits) & 1U) == 0) continue;
     std::byte* to = window_of(common, rank) + task.extra.packet(epoch, common.rank, token) + unit * kTaggedBytes;
-    const auto word = [&](int index) {
-      return packet_word(task, rank, kTaggedWords * unit + index, table, shared);
-    };
+    const auto word = [&](int index) { return packet_word(task, rank, kTaggedWords * unit + index, table, shared); };
     store_tagged(to, {{word(0), word(1)}}, tag_of(epoch));
   }
 }

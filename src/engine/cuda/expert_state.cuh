@@ -68,8 +68,7 @@ __device__ inline std::uint32_t last_ended(const ExpertBoard& board, int phase, 
 // By one warp: tells every peer what the operations before have read (pairs with wait_for_space and
 // wait_for_combine_space). Of combine: rows that came back, and weights given by others.
 __device__ inline void publish_progress(const Common& common, const ExpertBoard& board, const ExpertStart& start) {
-  const std::uint32_t dispatched =
-      last_ended(board, protocol::kDispatchPhase, start.epochs[protocol::kDispatchPhase]);
+  const std::uint32_t dispatched = last_ended(board, protocol::kDispatchPhase, start.epochs[protocol::kDispatchPhase]);
   const std::uint32_t combined = last_ended(board, protocol::kCombinePhase, start.epochs[protocol::kCombinePhase]);
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarp) {
     store_release_system(progress_of(common, peer, protocol::kDispatchPhase, common.rank),

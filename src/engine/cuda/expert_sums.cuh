@@ -54,8 +54,7 @@ __device__ void add_weighed(float (&sums)[N], const WeighedRows& rows, std::int6
 template <class Wire>
 struct PlainWire {
   template <class From>
-  static __device__ void reduce(
-      std::byte* to, const WeighedRows& rows, std::int64_t hidden, bool vectors, Crew crew) {
+  static __device__ void reduce(std::byte* to, const WeighedRows& rows, std::int64_t hidden, bool vectors, Crew crew) {
     constexpr int kSize = static_cast<int>(std::max(sizeof(typename From::Bits), sizeof(typename Wire::Bits)));
     if (vectors && hidden % (16 / kSize) == 0) {
       reduce_packs<From, 16 / kSize>(to, rows, hidden, crew);
@@ -106,8 +105,7 @@ struct LogWire {
 
   // By whole warps.
   template <class From>
-  static __device__ void reduce(
-      std::byte* to, const WeighedRows& rows, std::int64_t hidden, bool vectors, Crew crew) {
+  static __device__ void reduce(std::byte* to, const WeighedRows& rows, std::int64_t hidden, bool vectors, Crew crew) {
     const auto n = static_cast<int>(hidden);
     const int units = (n + kValues - 1) / kValues;
     for (int first = 0; first < units; first += crew.count) {
@@ -222,8 +220,7 @@ struct LogWire {
   }
 
   template <class To>
-  static __device__ void store_values(
-      std::byte* row, int unit, int n, bool vectors, const float (&sums)[kValues]) {
+  static __device__ void store_values(std::byte* row, int unit, int n, bool vectors, const float (&sums)[kValues]) {
     constexpr int kPack = 16 / static_cast<int>(sizeof(typename To::Bits));
     if (vectors && (unit + 1) * kValues <= n) {
 #pragma unroll

@@ -23,26 +23,26 @@ struct alignas(16) ExpertBoard {
 };
 
 enum ExpertWord : int {
-  kOwnTokens,         // that this rank dispatched
-  kItems,             // rows received
-  kDispatchEpoch,     // of the round
-  kCombineEpoch,      //
-  kGivenUp,           // not 0: a rank gave the dispatch up, and no rank will combine it
-  kCombineGivenUp,    // not 0: an owner of this rank's rows gave the combine up
+  kOwnTokens,       // that this rank dispatched
+  kItems,           // rows received
+  kDispatchEpoch,   // of the round
+  kCombineEpoch,    //
+  kGivenUp,         // not 0: a rank gave the dispatch up, and no rank will combine it
+  kCombineGivenUp,  // not 0: an owner of this rank's rows gave the combine up
   kExpertWords
 };
 
 // What a dispatch leaves for its combine, in device memory that a handle owns.
 struct ExpertRoute {
-  std::uint32_t* state = nullptr;            // [kExpertWords]
-  std::uint32_t* ranks_of_token = nullptr;   // [max_tokens, words]: bit r = the token goes to rank r
-  std::int32_t* rows_sent = nullptr;         // [num_ranks]
-  std::int32_t* rows_received = nullptr;     // [num_ranks]
-  std::int32_t* tokens_of = nullptr;         // [num_ranks]
-  std::int32_t* rows_per_expert = nullptr;   // [num_local_experts]
-  std::int32_t* source_ranges = nullptr;     // [num_local_experts, num_ranks, {first row, rows}]
-  std::int32_t* source_tokens = nullptr;     // [num_local_experts, rows of an expert]
-  unsigned long long* waited_ns = nullptr;   // [num_ranks]; 0 between operations
+  std::uint32_t* state = nullptr;           // [kExpertWords]
+  std::uint32_t* ranks_of_token = nullptr;  // [max_tokens, words]: bit r = the token goes to rank r
+  std::int32_t* rows_sent = nullptr;        // [num_ranks]
+  std::int32_t* rows_received = nullptr;    // [num_ranks]
+  std::int32_t* tokens_of = nullptr;        // [num_ranks]
+  std::int32_t* rows_per_expert = nullptr;  // [num_local_experts]
+  std::int32_t* source_ranges = nullptr;    // [num_local_experts, num_ranks, {first row, rows}]
+  std::int32_t* source_tokens = nullptr;    // [num_local_experts, rows of an expert]
+  unsigned long long* waited_ns = nullptr;  // [num_ranks]; 0 between operations
   // [rows received, item_words]: source * max_tokens + token; the places of its picks; their weights.
   std::uint32_t* items = nullptr;
   int words = 1;  // of a token's set of ranks

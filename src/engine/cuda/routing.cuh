@@ -73,8 +73,7 @@ __device__ inline void route_token(
     }
   }
   __syncwarp();
-  if (lane_index() < route.words)
-    route.ranks_of_token[token * route.words + lane_index()] = shared.words[lane_index()];
+  if (lane_index() < route.words) route.ranks_of_token[token * route.words + lane_index()] = shared.words[lane_index()];
   list_destinations(route.words, shared, [&route](int rank) { atomicAdd(route.rows_sent + rank, 1U); });
 }
 
