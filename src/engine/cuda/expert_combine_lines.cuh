@@ -16,38 +16,30 @@ __device__ __forceinline__ int lines_of_row(const ExpertCombineTask& task) {
   return static_cast<int>(lines_of(words_of(task.hidden * static_cast<std::int64_t>(sizeof(typename Wire::Bits)))));
 }
 
-// 16 bytes of the wire, from value `first` on; values behind the row's end are 0.
-template <class Wire, class From>
-__device__ void reduce_pack(const ExpertCombineTask& task,
-                            const WeighedRows& rows,
-                            int first,
-                            Pack<Wire, 16 / sizeof(typename Wire::Bits)>& to) {
-  constexpr int kValues = 16 / static_cast<int>(sizeof(typename Wire::Bits));
-  const auto n = static_cast<int>(task.hidden);
-  float sums[kValues] = {};
-  if (task.from_vectors && first + kValues <= n) {
-    add_weighed<From, kValues>(sums, rows, first);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      float one[1] = {};
-      if (first + i < n) add_weighed<From, 1>(one, rows, first + i);
-      sums[i] = one[0];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kValues; ++i)
-    to.bits[i] = protocol::encode<Wire>(sums[i]);
-}
-
+// One piece of a row, 16 bytes of the wire at a time; what is behind the row's end does not matter.
 template <class Wire, class From>
 __device__ void reduce_piece(const ExpertCombineTask& task, const WeighedRows& rows, int index, Piece& piece) {
   constexpr int kValues = 16 / static_cast<int>(sizeof(typename Wire::Bits));
   constexpr int kPacks = kPieceBytes / 16;
-  auto* packs = reinterpret_cast<Pack<Wire, kValues>*>(piece.bytes);
-  for (int i = lane_index(); i < kPacks; i += kWarp) {
-    const int first = (index * kPacks + i) * kValues;
-    if (first < task.hidden) reduce_pack<Wire, From>(task, rows, first, packs[i]);
+  constexpr int kOfLane = (kPacks + kWarp - 1) / kWarp;
+  const auto n = static_cast<int>(task.hidden);
+  const int first = (index * kPacks + lane_index()) * kValues;
+  if (!task.from_vectors || n % kValues != 0) {
+    // Value by value.
+    const int end = min(n - index * kPacks * kValues, kPacks * kValues);
+    for (int i = lane_index(); i < end; i += kWarp) {
+      float sum[1] = {};
+      add_weighed<From, 1>(sum, rows, index * kPacks * kValues + i);
+      reinterpret_cast<typename Wire::Bits*>(piece.bytes)[i] = protocol::encode<Wire>(sum[0]);
+    }
+    return;
+  }
+  const int end = min(n, (index + 1) * kPacks * kValues);
+  float sums[kOfLane][kValues] = {};
+  add_weighed_at<From, kValues, kOfLane>(sums, rows, first, kWarp * kValues, end);
+#pragma unroll
+  for (int k = 0; k < kOfLane; ++k) {
+    if (first + k * kWarp * kValues < end) store_pack<Wire, kValues>(piece.bytes, k * kWarp + lane_index(), sums[k]);
   }
 }
 
@@ -64,6 +56,9 @@ __device__ void reduce_into_lines(const ExpertCombineTask& task, std::uint32_t e
   OwedRow& row = owed[warp_index()];
   Piece& piece = pieces[warp_index()];
   const auto blocks = static_cast<int>(gridDim.x);
+  // Most often there is room long before; what each lane sees now of one origin spares the wait.
+  const int peer = min(lane_index(), common.num_ranks - 1);
+  const std::uint64_t progress = load_acquire_system(progress_of(common, common.rank, protocol::kCombinePhase, peer));
   for (int item = warp_index() * blocks + static_cast<int>(blockIdx.x); item < items; item += kWarps * blocks) {
     const int index = item % of_row;
     const std::uint32_t* record = task.route.items + static_cast<std::int64_t>(item / of_row) * task.route.item_words;
@@ -77,6 +72,10 @@ __device__ void reduce_into_lines(const ExpertCombineTask& task, std::uint32_t e
       reduce_piece<Wire, protocol::F16>(task, row.from, index, piece);
     } else {
       reduce_piece<Wire, protocol::F32>(task, row.from, index, piece);
+    }
+    const std::uint64_t seen = __shfl_sync(kAllLanes, progress, row.origin % kWarp);
+    if (row.origin >= kWarp || !protocol::reached(protocol::rows_released(seen), epoch - kExpertDepth)) {
+      if (!wait_for_combine_space(common, epoch, row.origin, true, false)) return;
     }
     __syncwarp();
     std::byte* to = window_of(common, row.origin) + task.extra.back(epoch, common.rank, row.token) +

@@ -99,6 +99,8 @@ __device__ void sum_tokens(const ExpertCombineTask& task, std::uint32_t epoch, s
 // How the two halves move rows: stamped ones, or
 template <class Wire>
 struct StampedRows {
+  static constexpr bool kInLines = false;
+
   static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
     reduce_rows<Wire>(task, epoch, items);
   }
@@ -111,6 +113,8 @@ struct StampedRows {
 // rows in lines.
 template <class Wire>
 struct RowsInLines {
+  static constexpr bool kInLines = true;
+
   static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
     reduce_into_lines<Wire>(task, epoch, items);
   }
@@ -127,6 +131,8 @@ __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_const
   const ExpertStart start = read_expert_start(common);
   const bool aborted = load_relaxed_device(state + kGivenUp) != 0;
   const std::uint32_t of_round = task.sends ? 0 : state[kCombineEpoch];
+  const std::int64_t tokens = state[kOwnTokens];
+  const auto items = static_cast<int>(state[kItems]);
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
   // No rank combines a round that was given up, so it uses up no epoch.
   const bool sends = task.sends && !aborted;
@@ -137,11 +143,11 @@ __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_const
     if (aborted && task.receives) state[kGivenUp] = 0;
   });
   if (aborted) return;
-  const std::int64_t tokens = state[kOwnTokens];
   if (sends) {
-    if (!wait_for_room(task, epoch)) return;
+    // With rows in lines each warp sees for itself that its origin has room.
+    if ((task.weights != nullptr || !Rows::kInLines) && !wait_for_room(task, epoch)) return;
     if (task.weights != nullptr) push_weights(task, epoch, tokens);
-    Rows::reduce_all(task, epoch, static_cast<int>(state[kItems]));
+    Rows::reduce_all(task, epoch, items);
   }
   if (task.receives) Rows::sum_all(task, epoch, tokens);
 }

@@ -34,6 +34,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   std::byte* lines = memory + table_bytes;
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
+  const SentTable sent = sent_table(task, table);
+  LoadedToken<Row> loaded;
+  if (task.sends) {
+    if (blockIdx.x < task.num_tokens) loaded.load(task, blockIdx.x);
+    clear_table(task, sent);
+  }
   const ExpertStart start = read_expert_start(common);
   const std::uint32_t of_round = task.sends ? 0 : state[kDispatchEpoch];
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
@@ -44,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     state[kDispatchEpoch] = epoch;
     state[kCombineGivenUp] = 0;
   });
-  if (task.sends) send_tokens<Row>(task, epoch, sent_table(task, table), lines);
+  if (task.sends) send_tokens<Row>(task, epoch, sent, lines, loaded);
   if (!task.receives) return;
   __syncthreads();
   receive_all(task, epoch, received_table(task, table), reinterpret_cast<Piece*>(lines));

@@ -297,9 +297,11 @@ __device__ inline void receive_rows(const ExpertDispatchTask& task,
                                     Piece* pieces) {
   __shared__ RowOfWarp rows[kWarps];  // NOLINT(modernize-avoid-c-arrays): device code
   const int num_ranks = task.common.num_ranks;
-  for (int i = static_cast<int>(threadIdx.x); i < task.experts.num_local; i += kThreads)
-    table.routes[i] = 0;
-  __syncthreads();
+  if (task.routes_per_expert != nullptr) {
+    for (int i = static_cast<int>(threadIdx.x); i < task.experts.num_local; i += kThreads)
+      table.routes[i] = 0;
+    __syncthreads();
+  }
   if (!wait_counts(task, epoch, table)) return;
   place_sources(task, table);
   std::int32_t most = 0;

@@ -85,9 +85,28 @@ __device__ inline void count_tokens(const ExpertDispatchTask& task,
   }
 }
 
+// A token's picks in the lanes of one warp, loaded before they are looked at.
+struct PicksOfLane {
+  static constexpr int kMost = kMaxTopK / kWarp;
+
+  __device__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int slot = i * kWarp + lane_index();
+      if (slot >= task.experts.top_k) continue;
+      ids[i] = id_of(task.picks, token, slot);
+      if (task.picks.weights != nullptr) weights[i] = weight_of(task.picks, token, slot);
+    }
+  }
+
+  std::int64_t ids[kMost];  // NOLINT(modernize-avoid-c-arrays): device code
+  float weights[kMost];     // NOLINT(modernize-avoid-c-arrays): device code
+};
+
 // By one warp, when the table holds all tokens before this one.
 __device__ inline void route_picks(const ExpertDispatchTask& task,
                                    std::int64_t token,
+                                   const PicksOfLane& picks,
                                    const SentTable& table,
                                    SentToken& shared) {
   const Experts& experts = task.experts;
@@ -95,10 +114,13 @@ __device__ inline void route_picks(const ExpertDispatchTask& task,
   for (int i = lane_index(); i < task.route.words; i += kWarp)
     shared.token.words[i] = 0;
   __syncwarp();
-  for (int slot = lane_index(); slot < experts.top_k; slot += kWarp) {
-    const std::int64_t id = id_of(task.picks, token, slot);
+#pragma unroll
+  for (int i = 0; i < PicksOfLane::kMost; ++i) {
+    const int slot = i * kWarp + lane_index();
+    if (slot >= experts.top_k) continue;
+    const std::int64_t id = picks.ids[i];
     shared.token.wire_ids[slot] = -1;
-    if (task.picks.weights != nullptr) shared.weights[slot] = __float_as_uint(weight_of(task.picks, token, slot));
+    if (task.picks.weights != nullptr) shared.weights[slot] = __float_as_uint(picks.weights[i]);
     if (is_expert(experts, id)) {
       const int owner = protocol::owner_of(experts.num_experts, num_ranks, static_cast<int>(id));
       const auto local = static_cast<int>(id) - protocol::first_local_expert(experts.num_experts, num_ranks, owner);
@@ -175,8 +197,8 @@ __device__ inline void send_header_unit(
                tag_of(epoch));
 }
 
-// By the last block, whose threads have seen that there is space. Leaves the table empty.
-__device__ inline void announce(const ExpertDispatchTask& task,
+// By the last block. Leaves the table empty. False when the dispatch ends here.
+__device__ inline bool announce(const ExpertDispatchTask& task,
                                 std::uint32_t epoch,
                                 std::int64_t tokens,
                                 const SentTable& table) {
@@ -184,7 +206,7 @@ __device__ inline void announce(const ExpertDispatchTask& task,
   const Experts& experts = task.experts;
   const auto thread = static_cast<int>(threadIdx.x);
   count_tokens(task, 0, tokens, table);
-  __syncthreads();
+  if (__syncthreads_and(wait_for_space(common, epoch, thread, kThreads)) == 0) return false;
   for (int id = thread; id < experts.num_experts; id += kThreads) {
     const int owner = protocol::owner_of(experts.num_experts, common.num_ranks, id);
     const int local = id - protocol::first_local_expert(experts.num_experts, common.num_ranks, owner);
@@ -200,43 +222,50 @@ __device__ inline void announce(const ExpertDispatchTask& task,
   __syncthreads();
   clear_table(task, table);
   __syncthreads();
+  return true;
 }
 
-// `Row`: how a token's row is loaded and stored (expert_rows.cuh); its loads begin before the token's route is known.
-// `staged`: shared memory for a row that crosses in lines.
+// What a block loads of a token before it knows the epoch. `Row`: how its row is loaded and stored (expert_rows.cuh).
+template <class Row>
+struct LoadedToken {
+  __device__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+    row.load(task, token);
+    if (warp_index() == 0) picks.load(task, token);
+  }
+
+  Row row;
+  PicksOfLane picks;
+};
+
+// `table` is empty. `staged`: shared memory for a row that crosses in lines. `loaded`: the block's first token.
 template <class Row>
 __device__ void send_tokens(const ExpertDispatchTask& task,
                             std::uint32_t epoch,
                             const SentTable& table,
-                            std::byte* staged) {
+                            std::byte* staged,
+                            LoadedToken<Row>& loaded) {
   __shared__ SentToken shared;
+  const Common& common = task.common;
   const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
-  const auto thread = static_cast<int>(threadIdx.x);
-  clear_table(task, table);
-  if (is_clerk()) {
-    if (__syncthreads_and(wait_for_space(task.common, epoch, thread, kThreads)) == 0) return;
-    announce(task, epoch, tokens, table);
-  } else {
-    __syncthreads();
-  }
+  if (is_clerk() && !announce(task, epoch, tokens, table)) return;
   std::int64_t counted = 0;
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    Row row;
-    row.load(task, token);
+    const bool first = token == blockIdx.x;
+    if (!first) loaded.load(task, token);
     count_tokens(task, counted, token, table);
-    const bool space = counted > 0 || wait_for_space(task.common, epoch, thread, kThreads);
     counted = token;
+    const bool space = !first || wait_for_space(common, epoch, static_cast<int>(threadIdx.x), kThreads);
     if (__syncthreads_and(space) == 0) return;
-    if (warp_index() == 0) route_picks(task, token, table, shared);
-    if (task.extra.in_lines()) row.store(task, token, RowToShared(task, staged));
+    if (warp_index() == 0) route_picks(task, token, loaded.picks, table, shared);
+    if (task.extra.in_lines()) loaded.row.store(task, token, RowToShared(task, staged));
     __syncthreads();
     send_packets(task, epoch, token, table, shared);
     if (task.extra.in_lines()) {
-      store_row_in_lines(task.common, shared.token, task.extra.lines(epoch, task.common.rank, token), staged,
-                         task.row.lines(), line_flag(epoch));
+      store_row_in_lines(common, shared.token, task.extra.lines(epoch, common.rank, token), staged, task.row.lines(),
+                         line_flag(epoch));
       __syncthreads();
     } else {
-      row.store(task, token, RowToWindows(task, token, epoch, shared.token));
+      loaded.row.store(task, token, RowToWindows(task, token, epoch, shared.token));
       __syncthreads();
       stamp_rows(task, epoch, token, shared);
     }
