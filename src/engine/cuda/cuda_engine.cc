@@ -45,7 +45,7 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
 }
 
 std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
-  if (layout.shape().placement != protocol::Placement::kExpertMajor) return SmallLayout::of(layout).bytes();
+  if (layout.shape().placement != protocol::Placement::kExpertMajor) return SmallLayout::of(layout).bytes(layout);
   return ExpertLayout::of(layout, params.top_k, params.num_experts).bytes();
 }
 

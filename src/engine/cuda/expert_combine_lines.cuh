@@ -13,7 +13,7 @@ namespace tokenyard::engine::cuda {
 
 template <class Wire>
 __device__ __forceinline__ int lines_of_row(const ExpertCombineTask& task) {
-  return static_cast<int>(lines_of(words_of(task.hidden * static_cast<std::int64_t>(sizeof(typename Wire::Bits)))));
+  return static_cast<int>(lines_of(task.hidden * static_cast<std::int64_t>(sizeof(typename Wire::Bits))));
 }
 
 // One piece of a row, 16 bytes of the wire at a time; what is behind the row's end does not matter.
@@ -51,16 +51,15 @@ __device__ void reduce_into_lines(const ExpertCombineTask& task, std::uint32_t e
   __shared__ Piece pieces[kWarps];                   // NOLINT(modernize-avoid-c-arrays): device code
   const Common& common = task.common;
   const int lines = lines_of_row<Wire>(task);
-  const int of_row = (lines + kPieceLines - 1) / kPieceLines;
-  const int items = rows * of_row;
+  const auto of_row = static_cast<unsigned>((lines + kPieceLines - 1) / kPieceLines);
+  const unsigned items = static_cast<unsigned>(rows) * of_row;
   OwedRow& row = owed[warp_index()];
   Piece& piece = pieces[warp_index()];
-  const auto blocks = static_cast<int>(gridDim.x);
   // Most often there is room long before; what each lane sees now of one origin spares the wait.
   const int peer = min(lane_index(), common.num_ranks - 1);
   const std::uint64_t progress = load_acquire_system(progress_of(common, common.rank, protocol::kCombinePhase, peer));
-  for (int item = warp_index() * blocks + static_cast<int>(blockIdx.x); item < items; item += kWarps * blocks) {
-    const int index = item % of_row;
+  for (unsigned item = threadIdx.x / kWarp * gridDim.x + blockIdx.x; item < items; item += kWarps * gridDim.x) {
+    const auto index = static_cast<int>(item % of_row);
     const std::uint32_t* record = task.route.items + static_cast<std::int64_t>(item / of_row) * task.route.item_words;
     __syncwarp();
     prepare_owed_row(task, epoch, record, given[warp_index()], row);
@@ -75,7 +74,8 @@ __device__ void reduce_into_lines(const ExpertCombineTask& task, std::uint32_t e
     }
     const std::uint64_t seen = __shfl_sync(kAllLanes, progress, row.origin % kWarp);
     if (row.origin >= kWarp || !protocol::reached(protocol::rows_released(seen), epoch - kExpertDepth)) {
-      if (!wait_for_combine_space(common, epoch, row.origin, true, false)) return;
+      const bool room = wait_for_combine_space(common, epoch, row.origin, true, false);
+      if (__all_sync(kAllLanes, static_cast<int>(room)) == 0) return;
     }
     __syncwarp();
     std::byte* to = window_of(common, row.origin) + task.extra.back(epoch, common.rank, row.token) +
@@ -110,7 +110,7 @@ class RankWalk {
 
 // Of one token's row, the line that this lane holds a part of.
 struct SummedLine {
-  std::int64_t token = 0;
+  unsigned token = 0;
   int line = 0;
   bool there = false;  // the row has it
 };
@@ -190,7 +190,7 @@ __device__ bool sum_line(const ExpertCombineTask& task, std::uint32_t epoch, con
     }
   } while (owners[kRowsAtOnce - 1] >= 0);
   if (!at.there) return true;
-  const int word = at.line * kLineWords + 2 * place_in_line();
+  const int word = at.line * kLineWords + 2 * static_cast<int>(place_in_line());
   store_sums<To, kValues>(task, at.token, word * kValues, first);
   if (!holds_flag()) store_sums<To, kValues>(task, at.token, (word + 1) * kValues, second);
   return true;
@@ -199,13 +199,13 @@ __device__ bool sum_line(const ExpertCombineTask& task, std::uint32_t epoch, con
 // By the warps of all blocks.
 template <class Wire>
 __device__ void sum_lines(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
-  const int lines = lines_of_row<Wire>(task);
-  const int of_row = (lines + kLinesOfWarp - 1) / kLinesOfWarp;
-  const std::int64_t items = tokens * of_row;
-  const std::int64_t step = std::int64_t{kWarps} * gridDim.x;
-  for (std::int64_t item = std::int64_t{warp_index()} * gridDim.x + blockIdx.x; item < items; item += step) {
-    const int line = static_cast<int>(item % of_row) * kLinesOfWarp + lane_index() / kLineThreads;
-    const SummedLine at{item / of_row, line, line < lines};
+  const auto lines = static_cast<unsigned>(lines_of_row<Wire>(task));
+  const unsigned of_row = (lines + kLinesOfWarp - 1) / kLinesOfWarp;
+  const unsigned items = static_cast<unsigned>(tokens) * of_row;
+  for (unsigned item = threadIdx.x / kWarp * gridDim.x + blockIdx.x; item < items; item += kWarps * gridDim.x) {
+    const unsigned token = item / of_row;
+    const unsigned line = (item - token * of_row) * kLinesOfWarp + threadIdx.x % kWarp / kLineThreads;
+    const SummedLine at{token, static_cast<int>(line), line < lines};
     bool goes_on = false;
     if (task.output_dtype == Dtype::kBf16) {
       goes_on = sum_line<Wire, protocol::Bf16>(task, epoch, at);

@@ -70,8 +70,8 @@ class ExpertLayout {
     expert.arrived_ = take(ranks * tokens * 8);
     expert.given_ = take(ranks * tokens * expert.given_bytes_);
     expert.returned_ = take(ranks * tokens * 8);
-    expert.row_bytes_ = lines_of(words_of(layout.shape().row_capacity)) * kDataLineBytes;
-    expert.back_bytes_ = lines_of(words_of(layout.shape().combine_row_bytes)) * kDataLineBytes;
+    expert.row_bytes_ = lines_of(layout.shape().row_capacity) * kDataLineBytes;
+    expert.back_bytes_ = lines_of(layout.shape().combine_row_bytes) * kDataLineBytes;
     const std::int64_t all = kExpertDepth * ranks * tokens * (expert.row_bytes_ + expert.back_bytes_);
     expert.in_lines_ = tokens <= kLinesTokens && all <= kLinesBytes && layout.shape().row_capacity <= kLinesRowBytes;
     expert.lines_ = take(expert.in_lines_ ? ranks * tokens * expert.row_bytes_ : 0);

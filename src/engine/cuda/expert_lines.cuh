@@ -10,6 +10,7 @@
 
 namespace tokenyard::engine::cuda {
 
+inline constexpr int kLinesOfWarp = kWarp / kLineThreads;
 inline constexpr int kPieceAccesses = 4;
 inline constexpr int kPieceLines = kPieceAccesses * kLinesOfWarp;
 inline constexpr int kPieceBytes = kPieceLines * kLineWords * 8;
@@ -27,12 +28,13 @@ __device__ __forceinline__ std::uint64_t line_flag(std::uint32_t epoch) {
 // Data words 2 * place and 2 * place + 1 of a line, from `row` in shared memory, where its words lie one after the
 // other.
 __device__ __forceinline__ Pair pair_of_line(const std::byte* row, int line, std::uint64_t flag) {
-  const auto* words = reinterpret_cast<const std::uint64_t*>(row) + line * kLineWords + 2 * place_in_line();
+  const auto* words =
+      reinterpret_cast<const std::uint64_t*>(row) + line * kLineWords + 2 * static_cast<int>(place_in_line());
   return {words[0], holds_flag() ? flag : words[1]};
 }
 
 __device__ __forceinline__ int offset_in_lines(int line) {
-  return line * static_cast<int>(kDataLineBytes) + place_in_line() * static_cast<int>(sizeof(Pair));
+  return line * static_cast<int>(kDataLineBytes) + static_cast<int>(place_in_line() * sizeof(Pair));
 }
 
 // By all threads of a block: the row in shared memory, to the lines at `place` of each destination's window.
@@ -42,7 +44,7 @@ __device__ inline void store_row_in_lines(const Common& common,
                                           const std::byte* row,
                                           int lines,
                                           std::uint64_t flag) {
-  for (int line = line_of_thread(); line < lines; line += kLinesOfBlock) {
+  for (auto line = static_cast<int>(line_of_thread()); line < lines; line += static_cast<int>(kLinesOfBlock)) {
     const Pair pair = pair_of_line(row, line, flag);
     for (int d = 0; d < to.num_destinations; ++d)
       store_pair_system(window_of(common, to.destinations[d]) + place + offset_in_lines(line), pair);
@@ -79,7 +81,7 @@ __device__ bool take_piece(const Common& common,
   auto* words = reinterpret_cast<std::uint64_t*>(piece.bytes);
 #pragma unroll
   for (int k = 0; k < kPieceAccesses; ++k) {
-    const int word = line_of_lane(k) * kLineWords + 2 * place_in_line();
+    const int word = line_of_lane(k) * kLineWords + 2 * static_cast<int>(place_in_line());
     if (line_of_lane(k) >= lines) continue;
     words[word] = pairs[k].first;
     if (!holds_flag()) words[word + 1] = pairs[k].second;

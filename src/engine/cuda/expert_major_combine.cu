@@ -124,11 +124,16 @@ struct RowsInLines {
   }
 };
 
+// When all blocks have seen that the round was given up, its handle is as new.
+__device__ void end_given_up(const Common& common, std::uint32_t* state) {
+  if (last_block(&common.board->blocks_done) && threadIdx.x == 0) common.board->blocks_done = state[kGivenUp] = 0;
+}
+
 template <class Rows>
 __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_constant__ ExpertCombineTask task) {
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
-  const ExpertStart start = read_expert_start(common);
+  const Start start = read_start(common, protocol::kCombinePhase);
   const bool aborted = load_relaxed_device(state + kGivenUp) != 0;
   const std::uint32_t of_round = task.sends ? 0 : state[kCombineEpoch];
   const std::int64_t tokens = state[kOwnTokens];
@@ -136,12 +141,10 @@ __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_const
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
   // No rank combines a round that was given up, so it uses up no epoch.
   const bool sends = task.sends && !aborted;
-  const std::uint32_t epoch = task.sends ? start.epochs[protocol::kCombinePhase] + 1 : of_round;
-  const ExpertStep step{protocol::kCombinePhase, epoch, sends, task.receives && !aborted};
-  begin_operation(common, *task.state, start, step, [&] {
-    if (sends) state[kCombineEpoch] = epoch;
-    if (aborted && task.receives) state[kGivenUp] = 0;
-  });
+  const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
+  begin_operation(common, *task.state, {protocol::kCombinePhase, epoch, sends, task.receives && !aborted});
+  if (sends && is_warden() && threadIdx.x == 0) state[kCombineEpoch] = epoch;
+  if (aborted && task.receives) end_given_up(common, state);
   if (aborted) return;
   if (sends) {
     // With rows in lines each warp sees for itself that its origin has room.

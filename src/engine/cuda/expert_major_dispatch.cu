@@ -40,16 +40,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (blockIdx.x < task.num_tokens) loaded.load(task, blockIdx.x);
     clear_table(task, sent);
   }
-  const ExpertStart start = read_expert_start(common);
+  const Start start = read_start(common, protocol::kDispatchPhase);
   const std::uint32_t of_round = task.sends ? 0 : state[kDispatchEpoch];
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
-  const std::uint32_t epoch = task.sends ? start.epochs[protocol::kDispatchPhase] + 1 : of_round;
+  const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
   const bool closes = task.receives && task.values_to.data != nullptr;
-  begin_operation(common, *task.state, start, {protocol::kDispatchPhase, epoch, task.sends, closes}, [&] {
-    if (!task.sends) return;
+  begin_operation(common, *task.state, {protocol::kDispatchPhase, epoch, task.sends, closes});
+  if (task.sends && is_warden() && threadIdx.x == 0) {
     state[kDispatchEpoch] = epoch;
     state[kCombineGivenUp] = 0;
-  });
+  }
   if (task.sends) send_tokens<Row>(task, epoch, sent, lines, loaded);
   if (!task.receives) return;
   __syncthreads();

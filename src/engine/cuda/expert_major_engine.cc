@@ -33,7 +33,8 @@ Copied copied_to(const OutputPlane& output, const protocol::Plane& plane) {
 ExpertMajorEngine::ExpertMajorEngine(const Setup& setup, fabric::Window& window)
     : CudaEngine(setup, window),
       extra_(ExpertLayout::of(setup.layout, setup.params.top_k, setup.params.num_experts)),
-      experts_{.top_k = setup.params.top_k,
+      experts_{.owners = {setup.params.num_experts, setup.num_ranks},
+               .top_k = setup.params.top_k,
                .num_experts = setup.params.num_experts,
                .first_local = protocol::first_local_expert(setup.params.num_experts, setup.num_ranks, setup.rank),
                .num_local = protocol::num_local_experts(setup.params.num_experts, setup.num_ranks, setup.rank),
@@ -143,7 +144,7 @@ void ExpertMajorEngine::launch_dispatch(const ExpertDispatchTask& task, const Di
   const std::int64_t most = setup().layout.shape().max_tokens;
   constexpr std::int64_t kWarpsOfRow = 8;  // or about as many, that receive it
   const std::int64_t parts = task.receives ? protocol::ceil_div(most * setup().num_ranks * kWarpsOfRow, kWarps) : 0;
-  const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 1 : 1, parts), request.num_sms);
+  const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 2 : 1, parts), request.num_sms);
   launch_expert_dispatch(task, shared_bytes_, blocks, enter(request.stream));
 }
 

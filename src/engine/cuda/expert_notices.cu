@@ -10,10 +10,10 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads) abort_expert_dispatch(const __grid_constant__ ExpertNotice notice) {
   const Common& common = notice.common;
-  const ExpertStart start = read_expert_start(common);
+  const Start start = read_start(common, protocol::kDispatchPhase);
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
-  const std::uint32_t epoch = start.epochs[protocol::kDispatchPhase] + 1;
-  begin_operation(common, *notice.state, start, {protocol::kDispatchPhase, epoch, true, true}, [] {});
+  const std::uint32_t epoch = start.epoch + 1;
+  begin_operation(common, *notice.state, {protocol::kDispatchPhase, epoch, true, true});
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
     if (!wait_for_space(common, epoch, peer, common.num_ranks)) continue;
     std::byte* header = window_of(common, peer) + notice.extra.header(epoch, common.rank);
@@ -27,12 +27,12 @@ __global__ void __launch_bounds__(kThreads) abort_expert_dispatch(const __grid_c
 __global__ void __launch_bounds__(kThreads) abort_expert_combine(const __grid_constant__ ExpertNotice notice) {
   const Common& common = notice.common;
   std::uint32_t* state = notice.route.state;
-  const ExpertStart start = read_expert_start(common);
+  const Start start = read_start(common, protocol::kCombinePhase);
   const bool aborted = state[kGivenUp] != 0;
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
-  const std::uint32_t epoch = start.epochs[protocol::kCombinePhase] + 1;
-  begin_operation(common, *notice.state, start, {protocol::kCombinePhase, epoch, !aborted, !aborted},
-                  [&] { state[kGivenUp] = 0; });
+  const std::uint32_t epoch = start.epoch + 1;
+  begin_operation(common, *notice.state, {protocol::kCombinePhase, epoch, !aborted, !aborted});
+  if (threadIdx.x == 0) state[kGivenUp] = 0;
   if (aborted) return;
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
     const bool owes = notice.route.rows_received[peer] > 0;
@@ -46,14 +46,14 @@ __global__ void __launch_bounds__(kThreads) abort_expert_combine(const __grid_co
 
 __global__ void __launch_bounds__(kThreads)
     forget_expert_operation(const __grid_constant__ ExpertNotice notice, int phase) {
-  const ExpertStart start = read_expert_start(notice.common);
+  const Start start = read_start(notice.common, phase);
   std::uint32_t* state = notice.route.state;
   // The combine of a round that was given up was not sent.
   const bool combine = phase == protocol::kCombinePhase;
   const bool sent = !combine || state[kGivenUp] == 0;
   const std::uint32_t epoch = state[combine ? kCombineEpoch : kDispatchEpoch];
   if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
-  begin_operation(notice.common, *notice.state, start, {phase, epoch, false, sent}, [] {});
+  begin_operation(notice.common, *notice.state, {phase, epoch, false, sent});
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ struct ReceivedTable {
 };
 
 // What the lanes of a warp know of the row that they are at.
-struct RowOfWarp {
-  std::int32_t words[1 + 2 * kMaxTopK];  // of the packet
+struct alignas(8) RowOfWarp {
+  std::int32_t words[2 + 2 * kMaxTopK];  // of the packet
   std::byte* values[kMaxTopK];           // where the row goes, each place once
   std::byte* scales[kMaxTopK];
   int num_places;
@@ -129,68 +129,68 @@ __device__ inline void place_sources(const ExpertDispatchTask& task, const Recei
   __syncthreads();
 }
 
-// By one warp: the packet of a row, with places that count from the expert's first row. False when there is no row, or
-// the dispatch ends here.
-__device__ inline bool read_packet(const ExpertDispatchTask& task,
-                                   std::uint32_t epoch,
-                                   int source,
-                                   std::int64_t token,
-                                   const ReceivedTable& table,
-                                   RowOfWarp& row) {
+// By one warp: the words of a row's packet. False when there is no row, or the dispatch ends here.
+__device__ inline bool read_packet(
+    const ExpertDispatchTask& task, std::uint32_t epoch, int source, std::int64_t token, RowOfWarp& row) {
   const Common& common = task.common;
-  const Experts& experts = task.experts;
   const std::byte* packet = window_of(common, common.rank) + task.extra.packet(epoch, source, token);
-  const auto wait_unit = [&](int index) {
+  const std::uint32_t tag = tag_of(epoch);
+  const auto units = static_cast<unsigned>(
+      ExpertLayout::units_of(1 + task.experts.top_k * (task.with_weights ? 2 : 1)));
+  __syncwarp();
+  bool absent = false;
+  for (unsigned begin = 0; begin < units && !absent; begin += kWarp) {
+    const unsigned index = begin + threadIdx.x % kWarp;
     TaggedUnit unit{};
-    const bool there = wait_until(
-        common, {source, Phase::kDispatch, epoch},
-        [&] { return load_tagged(packet + index * kTaggedBytes, tag_of(epoch), unit); }, task.route.state + kGivenUp);
-    row.words[kTaggedWords * index] = static_cast<std::int32_t>(unit.words[0]);
-    const int second = kTaggedWords * index + 1;
-    if (second < 1 + 2 * kMaxTopK) row.words[second] = static_cast<std::int32_t>(unit.words[1]);
-    return there;
-  };
-  __syncwarp();
-  const bool first = lane_index() != 0 || wait_unit(0);
-  if (__all_sync(kAllLanes, static_cast<int>(first)) == 0) return false;
-  __syncwarp();
-  if (row.words[0] == kNoRow) return false;
-  const int units = ExpertLayout::units_of(1 + experts.top_k * (task.with_weights ? 2 : 1));
-  bool there = true;
-  for (int index = 1 + lane_index(); index < units; index += kWarp)
-    there = there && wait_unit(index);
-  if (__all_sync(kAllLanes, static_cast<int>(there)) == 0) return false;
-  __syncwarp();
-  const auto rows = static_cast<std::int32_t>(experts.rows);
-  for (int slot = lane_index(); slot < experts.top_k; slot += kWarp) {
-    std::int32_t& place = row.words[1 + slot];
-    if (place != kNoPlace) place += table.base[source * experts.num_local + place / rows];
+    const auto ready = [&] {
+      const bool there = index >= units || load_tagged(packet + index * kTaggedBytes, tag, unit);
+      const unsigned lanes = __ballot_sync(kAllLanes, static_cast<int>(there));
+      // Of a row that does not come, the first unit alone says so.
+      absent = begin == 0 && (lanes & 1U) != 0 &&
+               __shfl_sync(kAllLanes, static_cast<std::int32_t>(unit.words[0]), 0) == kNoRow;
+      return absent || lanes == kAllLanes;
+    };
+    const std::uint32_t* given_up = task.route.state + kGivenUp;
+    if (!wait_as_warp(common, {source, Phase::kDispatch, epoch}, ready,
+                      [given_up] { return load_relaxed_device(given_up) != 0; })) {
+      return false;
+    }
+    if (index < units && !absent) *reinterpret_cast<TaggedUnit*>(row.words + kTaggedWords * index) = unit;
   }
   __syncwarp();
-  return true;
+  return !absent;
 }
 
-// By one warp: where the row goes. A token that chose an expert twice has one row there.
-__device__ inline void list_places(const ExpertDispatchTask& task, RowOfWarp& row) {
+// By one warp: where the row goes. A token that chose an expert twice has one row there. Places then count from the
+// expert's first row.
+__device__ inline void list_places(
+    const ExpertDispatchTask& task, int source, const ReceivedTable& table, RowOfWarp& row) {
   const int top_k = task.experts.top_k;
-  const auto rows = static_cast<std::int32_t>(task.experts.rows);
+  const auto rows = static_cast<unsigned>(task.experts.rows);
+  const std::int32_t* base = table.base + source * task.experts.num_local;
   int count = 0;
   for (int begin = 0; begin < top_k; begin += kWarp) {
     const int slot = begin + lane_index();
-    const std::int32_t place = slot < top_k ? row.words[1 + slot] : kNoPlace;
-    bool listed = place != kNoPlace;
-    for (int before = 0; before < slot && listed; ++before)
+    const std::int32_t sent = slot < top_k ? row.words[1 + slot] : kNoPlace;
+    const unsigned expert = sent == kNoPlace ? 0 : static_cast<unsigned>(sent) / rows;
+    const std::int32_t place = sent == kNoPlace ? kNoPlace : sent + base[expert];
+    const unsigned same = __match_any_sync(kAllLanes, place);
+    bool listed = place != kNoPlace && __ffs(static_cast<int>(same)) - 1 == lane_index();
+    for (int before = 0; before < begin && listed; ++before)
       listed = row.words[1 + before] != place;
     const unsigned lanes = __ballot_sync(kAllLanes, static_cast<int>(listed));
+    if (slot < top_k) row.words[1 + slot] = place;
     if (listed) {
       const int at = count + __popc(lanes & ((1U << lane_index()) - 1U));
+      const unsigned of_expert = static_cast<unsigned>(place) - expert * rows;
       const auto in = [&](const Copied& plane) {
-        return plane.data + place / rows * plane.block_stride + place % rows * plane.row_stride;
+        return plane.data + expert * plane.block_stride + of_expert * plane.row_stride;
       };
       row.values[at] = in(task.values_to);
       row.scales[at] = in(task.scales_to);
     }
     count += __popc(lanes);
+    __syncwarp();
   }
   if (lane_index() == 0) row.num_places = count;
   __syncwarp();
@@ -253,8 +253,8 @@ __device__ inline void receive_part(const ExpertDispatchTask& task,
                                     RowOfWarp& row,
                                     Piece& piece) {
   const Common& common = task.common;
-  if (!read_packet(task, epoch, at.source, at.token, table, row)) return;
-  list_places(task, row);
+  if (!read_packet(task, epoch, at.source, at.token, row)) return;
+  list_places(task, at.source, table, row);
   if (at.part == 0) note_row(task, at.source, at.token, table, row);
   if (task.extra.in_lines()) return take_part(task, epoch, at, row, piece);
   const std::byte* own = window_of(common, common.rank);
@@ -307,17 +307,18 @@ __device__ inline void receive_rows(const ExpertDispatchTask& task,
   std::int32_t most = 0;
   for (int source = 0; source < num_ranks; ++source)
     most = max(most, table.tokens_of[source]);
-  const int parts = parts_of(task);
-  const std::int64_t items = std::int64_t{most} * num_ranks * parts;
-  const std::int64_t step = std::int64_t{kWarps} * gridDim.x;
-  for (std::int64_t item = std::int64_t{warp_index()} * gridDim.x + blockIdx.x; item < items; item += step) {
-    const std::int64_t index = item / parts;
+  const auto ranks = static_cast<unsigned>(num_ranks);
+  const auto parts = static_cast<unsigned>(parts_of(task));
+  const unsigned items = static_cast<unsigned>(most) * ranks * parts;
+  for (unsigned item = threadIdx.x / kWarp * gridDim.x + blockIdx.x; item < items; item += kWarps * gridDim.x) {
+    const unsigned index = item / parts;
+    const unsigned token = index / ranks;
     // Own rows last: the others' are on their way meanwhile.
-    const auto source = static_cast<int>((task.common.rank + 1 + index % num_ranks) % num_ranks);
-    const std::int64_t token = index / num_ranks;
-    if (token >= table.tokens_of[source]) continue;
-    receive_part(task, epoch, {source, token, static_cast<int>(item % parts)}, table, rows[warp_index()],
-                 pieces[warp_index()]);
+    unsigned source = static_cast<unsigned>(task.common.rank) + 1 + index - token * ranks;
+    source -= source >= ranks ? ranks : 0;
+    if (static_cast<std::int32_t>(token) >= table.tokens_of[source]) continue;
+    receive_part(task, epoch, {static_cast<int>(source), token, static_cast<int>(item - index * parts)}, table,
+                 rows[warp_index()], pieces[warp_index()]);
   }
 }
 

@@ -69,7 +69,7 @@ __device__ inline void count_tokens(const ExpertDispatchTask& task,
     const auto slot = static_cast<int>(i % top_k);
     const std::int64_t id = id_of(task.picks, token, slot);
     if (!is_expert(experts, id)) continue;
-    const int owner = protocol::owner_of(experts.num_experts, task.common.num_ranks, static_cast<int>(id));
+    const int owner = experts.owners.owner_of(static_cast<int>(id));
     const int from = protocol::first_local_expert(experts.num_experts, task.common.num_ranks, owner);
     const int to = from + protocol::num_local_experts(experts.num_experts, task.common.num_ranks, owner);
     bool same_expert = false;
@@ -122,7 +122,7 @@ __device__ inline void route_picks(const ExpertDispatchTask& task,
     shared.token.wire_ids[slot] = -1;
     if (task.picks.weights != nullptr) shared.weights[slot] = __float_as_uint(picks.weights[i]);
     if (is_expert(experts, id)) {
-      const int owner = protocol::owner_of(experts.num_experts, num_ranks, static_cast<int>(id));
+      const int owner = experts.owners.owner_of(static_cast<int>(id));
       const auto local = static_cast<int>(id) - protocol::first_local_expert(experts.num_experts, num_ranks, owner);
       shared.token.wire_ids[slot] = owner;
       shared.places[slot] = static_cast<std::int32_t>(local * experts.rows + table.rows[id]);
@@ -208,7 +208,7 @@ __device__ inline bool announce(const ExpertDispatchTask& task,
   count_tokens(task, 0, tokens, table);
   if (__syncthreads_and(wait_for_space(common, epoch, thread, kThreads)) == 0) return false;
   for (int id = thread; id < experts.num_experts; id += kThreads) {
-    const int owner = protocol::owner_of(experts.num_experts, common.num_ranks, id);
+    const int owner = experts.owners.owner_of(id);
     const int local = id - protocol::first_local_expert(experts.num_experts, common.num_ranks, owner);
     store_tagged(window_of(common, owner) + task.extra.counts(epoch, common.rank) + local * kTaggedBytes,
                  {{static_cast<std::uint32_t>(table.rows[id]), static_cast<std::uint32_t>(table.routes[id])}},

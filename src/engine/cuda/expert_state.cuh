@@ -3,7 +3,6 @@
 // meeting of its blocks: the next one tells what this one has read, and kernels on a stream are in order anyway.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "engine/cuda/expert_tasks.h"
@@ -13,19 +12,6 @@
 #include "engine/cuda/windows.cuh"
 
 namespace tokenyard::engine::cuda {
-
-// What every kernel starts with, in one load.
-struct ExpertStart {
-  std::uint32_t epochs[protocol::kNumPhases];  // of the last operations; NOLINT(modernize-avoid-c-arrays): device code
-  std::uint32_t failed;
-};
-
-static_assert(offsetof(Board, epochs) == 0 && offsetof(Board, failed) == 12 && sizeof(ExpertStart) == 16);
-
-__device__ __forceinline__ ExpertStart read_expert_start(const Common& common) {
-  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(common.board));
-  return {{words.x, words.y, words.z}, words.w};
-}
 
 // A unit of the layout's: 8 bytes are seen as a whole or not at all, 16 are not.
 struct TaggedUnit {
@@ -51,8 +37,14 @@ struct ExpertStep {
   bool closes = false;  // receives, and nothing will be received again
 };
 
+// The last blocks have the fewest tokens to send. One tells what this rank's tokens come to, another looks after the
+// board.
 __device__ __forceinline__ bool is_clerk() {
-  return blockIdx.x == gridDim.x - 1;  // which has the fewest tokens to send
+  return blockIdx.x == (gridDim.x > 1 ? gridDim.x - 2 : 0);
+}
+
+__device__ __forceinline__ bool is_warden() {
+  return blockIdx.x == gridDim.x - 1;
 }
 
 // The last operation up to which all are received: at most the two last are not.
@@ -66,44 +58,51 @@ __device__ inline std::uint32_t last_ended(const ExpertBoard& board, int phase, 
 }
 
 // By one warp: tells every peer what the operations before have read (pairs with wait_for_space and
-// wait_for_combine_space). Of combine: rows that came back, and weights given by others.
-__device__ inline void publish_progress(const Common& common, const ExpertBoard& board, const ExpertStart& start) {
-  const std::uint32_t dispatched = last_ended(board, protocol::kDispatchPhase, start.epochs[protocol::kDispatchPhase]);
-  const std::uint32_t combined = last_ended(board, protocol::kCombinePhase, start.epochs[protocol::kCombinePhase]);
+// wait_for_combine_space). Of combine: rows that came back, and weights given by others. `last`: of each phase.
+__device__ inline void publish_progress(const Common& common,
+                                        const ExpertBoard& board,
+                                        const std::uint32_t (&last)[protocol::kNumPhases]) {
+  const std::uint32_t dispatched = last_ended(board, protocol::kDispatchPhase, last[protocol::kDispatchPhase]);
+  const std::uint32_t combined = last_ended(board, protocol::kCombinePhase, last[protocol::kCombinePhase]);
+  __threadfence_system();  // with the stores behind it, a release
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarp) {
-    store_release_system(progress_of(common, peer, protocol::kDispatchPhase, common.rank),
+    store_relaxed_system(progress_of(common, peer, protocol::kDispatchPhase, common.rank),
                          protocol::encode_progress(dispatched, dispatched));
-    store_release_system(progress_of(common, peer, protocol::kCombinePhase, common.rank),
-                         protocol::encode_progress(combined, start.epochs[protocol::kCombinePhase]));
+    store_relaxed_system(progress_of(common, peer, protocol::kCombinePhase, common.rank),
+                         protocol::encode_progress(combined, last[protocol::kCombinePhase]));
   }
 }
 
-// By one thread, when every block has read what it needs of the board.
+// By one thread.
 __device__ inline void settle(const Common& common, ExpertBoard& board, const ExpertStep& step) {
-  for (auto& phase : {protocol::kDispatchPhase, protocol::kCombinePhase}) {
+  for (const int phase : {int{protocol::kDispatchPhase}, int{protocol::kCombinePhase}}) {
     for (int slot = 0; slot < kExpertDepth; ++slot) {
       if (board.closing[phase][slot] != 0) board.open[phase][slot] = board.closing[phase][slot] = 0;
     }
   }
   const int slot = protocol::slot_of(step.epoch, kExpertDepth);
-  if (step.sends) common.board->epochs[step.phase] = step.epoch;
   if (step.sends) board.open[step.phase][slot] = 1;
   if (step.closes) board.closing[step.phase][slot] = 1;
-  board.started = 0;
-  common.host->invalid_ids = common.board->invalid_ids;
+  if (common.board->invalid_told != common.board->invalid_ids)
+    common.host->invalid_ids = common.board->invalid_told = common.board->invalid_ids;
 }
 
-// By all threads, after a barrier behind all that the block reads of the boards and of words that `more` sets. The last
-// warp does it; the others go on.
-template <class More>
-__device__ void begin_operation(
-    const Common& common, ExpertBoard& board, const ExpertStart& start, const ExpertStep& step, const More& more) {
-  if (warp_index() != kWarps - 1) return;
-  if (is_clerk()) publish_progress(common, board, start);
+// By all threads of a block, behind a barrier after they have read the epoch before. Each block leaves the epoch for its
+// successor; the last warp of the warden does the rest, and the others go on.
+__device__ inline void begin_operation(const Common& common, ExpertBoard& board, const ExpertStep& step) {
+  std::uint32_t last[protocol::kNumPhases] = {};  // NOLINT(modernize-avoid-c-arrays): device code
+  const bool looks_after = is_warden() && warp_index() == kWarps - 1;
+  if (looks_after) {
+    for (const int phase : {int{protocol::kDispatchPhase}, int{protocol::kCombinePhase}})
+      last[phase] = __ldcg(&common.board->block_epochs[static_cast<unsigned>(phase)][blockIdx.x]);
+    // The step's own may have been written by now.
+    if (step.sends) last[step.phase] = step.epoch - 1;
+  }
+  if (step.sends) advance_block(common, step.phase, step.epoch);
+  if (!looks_after) return;
+  publish_progress(common, board, last);
   __syncwarp();
-  if (lane_index() != kWarp - 1 || add_acq_rel_device(&board.started, 1) != gridDim.x - 1) return;
-  settle(common, board, step);
-  more();
+  if (lane_index() == 0) settle(common, board, step);
 }
 
 // By any threads: waits for the rows and units of dispatch n - 2 to be read by the peers of this thread.

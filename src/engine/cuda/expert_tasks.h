@@ -9,17 +9,17 @@
 
 #include "engine/cuda/expert_layout.h"
 #include "engine/cuda/tasks.h"
+#include "protocol/owner.h"
 
 namespace tokenyard::engine::cuda {
 
-// Which operations are under way, in device memory, one per communication; zero at first. The first thing that an
-// operation does with it is to take what the one before was receiving as received.
+// Which operations are under way, in device memory, one per communication; zero at first. One block of each operation
+// looks at it. The first thing that it does is to take what the operation before was receiving as received.
 struct alignas(16) ExpertBoard {
   // [dispatch and combine, slot], not 0: sent and not received; and the operation that does receive it runs, or was the
   // last to run.
   std::uint32_t open[2][kExpertDepth];     // NOLINT(modernize-avoid-c-arrays): device code
   std::uint32_t closing[2][kExpertDepth];  // NOLINT(modernize-avoid-c-arrays): device code
-  std::uint32_t started;                   // blocks of the operation that know its epoch
 };
 
 enum ExpertWord : int {
@@ -51,6 +51,7 @@ struct ExpertRoute {
 
 // The experts, and how ids name them.
 struct Experts {
+  protocol::OwnerRule owners{};
   int top_k = 0;
   int num_experts = 0;
   int first_local = 0;
@@ -76,7 +77,7 @@ struct RowInLines {
 
   TOKENYARD_HD constexpr int scales_at() const { return (values + 15) / 16 * 16; }
 
-  TOKENYARD_HD constexpr int lines() const { return static_cast<int>(lines_of(words_of(scales_at() + scales))); }
+  TOKENYARD_HD constexpr int lines() const { return static_cast<int>(lines_of(scales_at() + scales)); }
 };
 
 struct ExpertDispatchTask {

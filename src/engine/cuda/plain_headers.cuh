@@ -32,7 +32,9 @@ __device__ inline void give_up_small(const Common& common,
 
 // By one thread. Whether this rank has given the operation up, or does now because of what the peer says. `state` is
 // the word of the route that tells of it.
-__device__ inline bool given_up_plainly(const Common& common, std::uint32_t* state, const Awaited& awaited) {
+__device__ __noinline__ inline bool given_up_plainly(const Common& common,
+                                                     std::uint32_t* state,
+                                                     const Awaited& awaited) {
   if (load_relaxed_device(state) == tag_of(awaited.epoch)) return true;
   const protocol::HeaderLine* header =
       header_of(common, common.rank, phase_index(awaited.phase), awaited.epoch, awaited.peer);
@@ -43,14 +45,13 @@ __device__ inline bool given_up_plainly(const Common& common, std::uint32_t* sta
   return true;
 }
 
-// Whether the first control line of the source's dispatch is there.
+// Whether the source's sign of the first token of a small round is there.
 __device__ inline bool small_dispatch_began(const Common& common,
                                             const SmallLayout& small,
                                             int source,
                                             std::uint32_t epoch) {
-  const std::byte* line = window_of(common, common.rank) + small.packet(epoch, source, 0);
-  const Pair pair = load_pair_system(line + (kLineThreads - 1) * sizeof(Pair));
-  return same_epoch(pair.second, flag_of(epoch, 0));
+  const std::byte* sign = window_of(common, common.rank) + small.sign(epoch, source, 0);
+  return same_epoch(load_pair_system(sign).first, flag_of(epoch, 0));
 }
 
 // By one thread: returns when the source has begun the dispatch, in whatever way.

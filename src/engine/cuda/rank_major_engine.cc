@@ -113,8 +113,10 @@ DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, cons
 bool RankMajorEngine::is_small(const DispatchRequest& request) const {
   const auto given = [](const PayloadRows& payload) { return payload.row_bytes > 0; };
   const auto payloads = std::ranges::count_if(request.payloads, given);
+  const MoeParams& params = setup().params;
   return request.tokens_per_rank > 0 && request.tokens_per_rank <= small_.tokens && request.stats.empty() &&
-         payloads <= kSmallLanes;
+         payloads <= 1 + kSmallLanes && params.top_k <= kSmallTopK &&
+         params.num_experts < protocol::OwnerRule::kMostExperts;
 }
 
 void RankMajorEngine::add_small_lane(const DispatchRequest& request,
@@ -132,10 +134,11 @@ void RankMajorEngine::add_small_lane(const DispatchRequest& request,
   lane.to_block_stride = own ? setup().layout.payload_bytes() : output.block_stride;
   lane.to_row_stride = own ? plane.stride : output.row_stride;
   lane.row_bytes = static_cast<int>(payload.row_bytes);
-  lane.first_word = task.num_words;
-  lane.end_word = task.num_words += static_cast<int>(words_of(payload.row_bytes));
-  lane.aligned_from = unit_of(bits_of(lane.from) | bits_of(lane.from_stride)) >= 8;
-  lane.aligned_to = unit_of(bits_of(lane.to) | bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride)) >= 8;
+  lane.first_line = task.lane_lines;
+  lane.end_line = task.lane_lines += static_cast<int>(lines_of(payload.row_bytes));
+  const std::uint64_t row = bits_of(payload.row_bytes);
+  lane.words_from = unit_of(row | bits_of(lane.from) | bits_of(lane.from_stride)) >= 8;
+  lane.words_to = unit_of(row | bits_of(lane.to) | bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride)) >= 8;
 }
 
 SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& request, const Round& round) const {
@@ -146,7 +149,8 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.ids = ids_of(request, round);
   task.num_tokens = request.num_tokens;
   task.num_tokens_on_device = request.num_tokens_on_device;
-  task.rows_per_block = request.tokens_per_rank;
+  task.owners = protocol::OwnerRule(setup().params.num_experts, setup().num_ranks);
+  task.rows_per_block = static_cast<int>(request.tokens_per_rank);
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     if (i == protocol::kIdsPlane || request.payloads[i].row_bytes == 0) continue;
     add_small_lane(request, round.planes.planes[i], i, task);
@@ -159,7 +163,7 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
 
 void RankMajorEngine::launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request) {
   const DeviceScope scope(device());
-  const std::int64_t items = task.rows_per_block * (task.receives ? setup().num_ranks : 1);
+  const std::int64_t items = std::int64_t{task.rows_per_block} * (task.receives ? setup().num_ranks : 1);
   launch_small_dispatch(task, blocks_for(items, request.num_sms), enter(request.stream));
 }
 
@@ -267,7 +271,8 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   buffers.in_use = !request.in_one_call;  // the receive half clears it
   combine_.receives = request.in_one_call;
   if (buffers.small) combine_.small = small_;
-  combine_.tokens_per_rank = round.tokens_per_rank;
+  combine_.tokens_per_rank = static_cast<int>(round.tokens_per_rank);
+  combine_.row_lines = static_cast<int>(lines_of(combine_.row_bytes));
   if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
@@ -301,7 +306,8 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
 void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
   if (task.small.tokens > 0) {
-    launch_small_combine(task, blocks_for(task.tokens_per_rank * setup().num_ranks, num_sms), enter(stream));
+    launch_small_combine(task, blocks_for(std::int64_t{task.tokens_per_rank} * setup().num_ranks, num_sms),
+                         enter(stream));
     return;
   }
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;

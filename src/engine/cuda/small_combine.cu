@@ -38,67 +38,75 @@ __device__ float decode_output(Dtype dtype, const std::byte* row, std::int64_t i
   }
 }
 
+// This thread's part of a line of expert output that has to be cast to the wire's dtype.
 template <class Wire>
-__device__ int words_of_row(const CombineTask& task) {
-  return static_cast<int>(words_of(task.hidden * static_cast<std::int64_t>(sizeof(typename Wire::Bits))));
-}
-
-// Word `index` of a row of expert output as it crosses.
-template <class Wire>
-__device__ std::uint64_t wire_word(const CombineTask& task, const std::byte* row, int index) {
-  if (task.from_dtype == task.rows_dtype)
-    return load_word(row, static_cast<int>(task.row_bytes), index, task.unit >= 8);
+__device__ __noinline__ Pair cast_part(const CombineTask& task, const std::byte* row, unsigned line) {
   constexpr int kElements = kPerWord<Wire>;
-  const std::int64_t first = std::int64_t{index} * kElements;
-  std::uint64_t word = 0;
-  for (int k = 0; k < kElements && first + k < task.hidden; ++k)
-    word |= encode_wire<Wire>(decode_output(task.from_dtype, row, first + k)) << (64 / kElements * k);
-  return word;
+  const std::int64_t first = row_offset_of(line) / sizeof(typename Wire::Bits);
+  std::uint64_t words[2] = {};  // NOLINT(modernize-avoid-c-arrays): device code
+#pragma unroll 1
+  for (int i = 0; i < 2 * kElements && first + i < task.hidden; ++i) {
+    const std::uint64_t code = encode_wire<Wire>(decode_output(task.from_dtype, row, first + i));
+    words[i / kElements] |= code << (64 / kElements * (i % kElements));
+  }
+  return {words[0], words[1]};
 }
 
 template <class Wire>
-__device__ Shares read_row(const CombineTask& task, int source, std::int64_t token, int first_line) {
+__device__ __forceinline__ Pair read_part(const CombineTask& task, const std::byte* row, unsigned line) {
+  if (task.from_dtype != task.rows_dtype) return cast_part<Wire>(task, row, line);
+  return load_part(row, line, static_cast<unsigned>(task.row_bytes), task.unit >= 8);
+}
+
+template <class Wire>
+__device__ __forceinline__ Parts read_row(const CombineTask& task, int source, unsigned token, unsigned first) {
   const std::byte* row = task.from + source * task.from_block_stride + token * task.from_row_stride;
-  const int num_words = words_of_row<Wire>(task);
-  Shares shares{};
-  for_shares(shares, first_line, num_words, [&](Pair& pair, int word) {
-    pair.first = wire_word<Wire>(task, row, word);
-    if (!holds_flag() && word + 1 < num_words) pair.second = wire_word<Wire>(task, row, word + 1);
-  });
-  return shares;
+  Parts parts{};
+#pragma unroll
+  for (int k = 0; k < kLinesAtOnce; ++k) {
+    const unsigned line = first + k * kLinesOfBlock;
+    if (line < static_cast<unsigned>(task.row_lines)) parts.pairs[k] = read_part<Wire>(task, row, line);
+  }
+  return parts;
+}
+
+struct Call {
+  Start start;
+  bool aborted;
+  std::uint32_t epoch;
+  std::uint64_t flag;
+};
+
+// By blocks: the rows that this rank owes others. A row is read before it is known whether it is owed.
+template <class Wire>
+__device__ __forceinline__ bool push(const CombineTask& task, const Call& call) {
+  const Common& common = task.common;
+  const unsigned others = common.num_ranks - 1;
+  const unsigned items = task.tokens_per_rank * others;
+#pragma unroll 1
+  for (unsigned item = blockIdx.x; item < items; item += gridDim.x) {
+    const unsigned token = item / others;
+    int origin = common.rank + 1 + static_cast<int>(item % others);
+    if (origin >= common.num_ranks) origin -= common.num_ranks;
+    const std::uint32_t owed = __ldg(task.route.present + origin * static_cast<unsigned>(task.small.tokens) + token);
+    std::byte* to = window_of(common, origin) + task.small.row(call.epoch, common.rank, token);
+#pragma unroll 1
+    for (unsigned base = 0; base < static_cast<unsigned>(task.row_lines); base += kLinesAtOnce * kLinesOfBlock) {
+      const unsigned line = base + line_of_thread();
+      const Parts parts = read_row<Wire>(task, origin, token, line);
+      if (call.start.failed != 0 || call.aborted) return false;
+      if (owed == 0) break;
+      store_lines(to, parts, line, task.row_lines, call.flag);
+    }
+  }
+  return true;
 }
 
 // What a warp works on.
 struct Place {
-  std::uint32_t epoch;
-  std::int64_t token;
-  int line;  // the thread's first
+  unsigned token;
+  unsigned line;  // the thread's first
 };
-
-__device__ std::uint64_t flag_of_rows(const CombineTask& task, std::uint32_t epoch) {
-  return flag_of(epoch, static_cast<std::uint32_t>(task.hidden));
-}
-
-// By blocks: the rows that this rank owes others. A row is read before it is known whether it is owed.
-template <class Wire>
-__device__ void push(const CombineTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  const int num_words = words_of_row<Wire>(task);
-  const std::uint64_t flag = flag_of_rows(task, epoch);
-  const int others = common.num_ranks - 1;
-  for (std::int64_t item = blockIdx.x; item < task.tokens_per_rank * others; item += gridDim.x) {
-    const std::int64_t token = item / others;
-    const auto origin = static_cast<int>((common.rank + 1 + item % others) % common.num_ranks);
-    const std::uint32_t owed = __ldg(task.route.present + origin * task.small.tokens + token);
-    std::byte* to = window_of(common, origin) + task.small.row(epoch, common.rank, token);
-    for (int base = 0; base * kLineWords < num_words; base += kLinesAtOnce * kLinesOfBlock) {
-      const int line = base + line_of_thread();
-      const Shares shares = read_row<Wire>(task, origin, token, line);
-      if (owed == 0) break;
-      store_shares(to, shares, line, num_words, flag);
-    }
-  }
-}
 
 // Some of the ranks that owe a row of a token, ascending.
 struct Owners {
@@ -106,35 +114,37 @@ struct Owners {
   int count;
 };
 
-// Takes the lowest ranks out of `word`, which holds those from `base` on.
-__device__ Owners take_owners(std::uint32_t& word, int base) {
+// Takes the lowest ranks out.
+__device__ __forceinline__ Owners take_owners(std::uint32_t& left) {
   Owners owners{};
 #pragma unroll
   for (int k = 0; k < kOwnersAtOnce; ++k) {
-    if (word == 0) break;
-    owners.ranks[k] = base + __ffs(static_cast<int>(word)) - 1;
-    word &= word - 1;
+    if (left == 0) break;
+    owners.ranks[k] = __ffs(static_cast<int>(left)) - 1;
+    left &= left - 1;
     ++owners.count;
   }
   return owners;
 }
 
-struct SharesOfOwners {
-  Shares of[kOwnersAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
+struct PartsOfOwners {
+  Parts of[kOwnersAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
 // By one lane, when it waits long for one of the owners: whether the operation is given up.
-__device__ bool any_gave_up(const CombineTask& task, const Owners& owners, const Place& place) {
+__device__ __noinline__ bool any_gave_up(const CombineTask& task,
+                                         const Owners& owners,
+                                         unsigned token,
+                                         const Call& call) {
   const Common& common = task.common;
-  const std::uint64_t flag = flag_of_rows(task, place.epoch);
   std::uint32_t* state = task.route.state + kSmallCombineAborted;
   for (int k = 0; k < owners.count; ++k) {
     if (owners.ranks[k] == common.rank) continue;
-    const Awaited awaited{owners.ranks[k], Phase::kCombine, place.epoch};
+    const Awaited awaited{owners.ranks[k], Phase::kCombine, call.epoch};
     if (given_up_plainly(common, state, awaited)) return true;
-    const std::byte* row = window_of(common, common.rank) + task.small.row(place.epoch, awaited.peer, place.token);
+    const std::byte* row = window_of(common, common.rank) + task.small.row(call.epoch, awaited.peer, token);
     const std::uint64_t seen = load_pair_system(row + (kLineThreads - 1) * sizeof(Pair)).second;
-    if (seen == flag || !same_epoch(seen, flag)) continue;
+    if (seen == call.flag || !same_epoch(seen, call.flag)) continue;
     give_up_small(common, state, NoticeKind::kMismatch, awaited);
     return true;
   }
@@ -143,30 +153,32 @@ __device__ bool any_gave_up(const CombineTask& task, const Owners& owners, const
 
 // By one warp: its lines of the rows of these owners, waited for together; false when they do not come.
 template <class Wire>
-__device__ bool take_rows(const CombineTask& task, const Owners& owners, const Place& place, SharesOfOwners& rows) {
+__device__ __forceinline__ bool take_rows(
+    const CombineTask& task, const Owners& owners, const Place& place, const Call& call, PartsOfOwners& rows) {
   const Common& common = task.common;
-  const int num_words = words_of_row<Wire>(task);
-  const std::uint64_t flag = flag_of_rows(task, place.epoch);
   const std::byte* window = window_of(common, common.rank);
 #pragma unroll
   for (int k = 0; k < kOwnersAtOnce; ++k) {
     if (k < owners.count && owners.ranks[k] == common.rank)
       rows.of[k] = read_row<Wire>(task, common.rank, place.token, place.line);
   }
-  Awaited awaited{common.rank, Phase::kCombine, place.epoch};
+  Awaited awaited{common.rank, Phase::kCombine, call.epoch};
   const auto ready = [&] {
     std::uint32_t missing = 0;
 #pragma unroll
     for (int k = 0; k < kOwnersAtOnce; ++k) {
       if (k >= owners.count || owners.ranks[k] == common.rank) continue;
-      const std::byte* lines = window + task.small.row(place.epoch, owners.ranks[k], place.token);
-      if (!load_shares(lines, rows.of[k], place.line, num_words, flag)) missing |= 1U << k;
+      const std::byte* lines = window + task.small.row(call.epoch, owners.ranks[k], place.token);
+      if (!load_lines(lines, rows.of[k], place.line, task.row_lines, call.flag)) missing |= 1U << k;
     }
     missing = __reduce_or_sync(kAllLanes, missing);
-    if (missing != 0) awaited.peer = owners.ranks[__ffs(static_cast<int>(missing)) - 1];
+#pragma unroll
+    for (int k = 0; k < kOwnersAtOnce; ++k) {
+      if ((missing >> k & 1U) != 0) awaited.peer = owners.ranks[k];
+    }
     return missing == 0;
   };
-  return wait_as_warp(common, awaited, ready, [&] { return any_gave_up(task, owners, place); });
+  return wait_as_warp(common, awaited, ready, [&] { return any_gave_up(task, owners, place.token, call); });
 }
 
 template <class Wire>
@@ -191,24 +203,41 @@ struct alignas(sizeof(typename To::Bits) * N < 8 ? sizeof(typename To::Bits) * N
   typename To::Bits bits[N];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
+// As store_sums, where a word is not wholly in the row or not at its own alignment.
+template <class To>
+__device__ __noinline__ void store_elements(
+    const CombineTask& task, unsigned token, std::int64_t first, float* sums, int count) {
+#pragma unroll 1
+  for (int i = 0; i < count && first + i < task.hidden; ++i) {
+    float sum = sums[i];
+    for (unsigned b = 0; b < task.bias.size(); ++b) {
+      if (task.bias[b] == nullptr) continue;
+      const auto* bias = reinterpret_cast<const typename To::Bits*>(task.bias[b] + token * task.bias_stride[b]);
+      sum = __fadd_rn(sum, protocol::decode<To>(bias[first + i]));
+    }
+    auto* output = reinterpret_cast<typename To::Bits*>(task.output + token * task.output_stride);
+    output[first + i] = protocol::encode<To>(sum);
+  }
+}
+
 // The sums of one word's elements, with biases, to the output.
 template <class Wire, class To>
-__device__ void store_sums(const CombineTask& task, std::int64_t token, int word, float* sums) {
+__device__ __forceinline__ void store_sums(const CombineTask& task, unsigned token, std::int64_t first, float* sums) {
   constexpr int kElements = kPerWord<Wire>;
   using Elements = Pack<To, kElements>;
-  const std::int64_t first = std::int64_t{word} * kElements;
-  const bool whole = task.vectors && first + kElements <= task.hidden;
-  const auto count = static_cast<int>(min(static_cast<std::int64_t>(kElements), task.hidden - first));
+  if (first >= task.hidden) return;
+  if (!task.vectors || first + kElements > task.hidden) {
+    float values[kElements];  // NOLINT(modernize-avoid-c-arrays): device code; `sums` stay in registers
+#pragma unroll
+    for (int i = 0; i < kElements; ++i)
+      values[i] = sums[i];
+    return store_elements<To>(task, token, first, values, kElements);
+  }
+#pragma unroll 1
   for (unsigned b = 0; b < task.bias.size(); ++b) {
     if (task.bias[b] == nullptr) continue;
-    const auto* bias = reinterpret_cast<const typename To::Bits*>(task.bias[b] + token * task.bias_stride[b]) + first;
-    Elements elements{};
-    if (whole) {
-      elements = *reinterpret_cast<const Elements*>(bias);
-    } else {
-      for (int i = 0; i < count; ++i)
-        elements.bits[i] = bias[i];
-    }
+    const auto* bias = reinterpret_cast<const typename To::Bits*>(task.bias[b] + token * task.bias_stride[b]);
+    const Elements elements = *reinterpret_cast<const Elements*>(bias + first);
 #pragma unroll
     for (int i = 0; i < kElements; ++i)
       sums[i] = __fadd_rn(sums[i], protocol::decode<To>(elements.bits[i]));
@@ -217,55 +246,54 @@ __device__ void store_sums(const CombineTask& task, std::int64_t token, int word
 #pragma unroll
   for (int i = 0; i < kElements; ++i)
     elements.bits[i] = protocol::encode<To>(sums[i]);
-  auto* output = reinterpret_cast<typename To::Bits*>(task.output + token * task.output_stride) + first;
-  if (whole) {
-    *reinterpret_cast<Elements*>(output) = elements;
-    return;
-  }
-  for (int i = 0; i < count; ++i)
-    output[i] = elements.bits[i];
+  auto* output = reinterpret_cast<typename To::Bits*>(task.output + token * task.output_stride);
+  *reinterpret_cast<Elements*>(output + first) = elements;
 }
 
 // By one warp: some lines of a token's sum; false when this rank does not go on with the operation.
 template <class Wire, class To>
-__device__ bool sum_lines(const CombineTask& task, const Place& place) {
+__device__ __forceinline__ bool sum_lines(const CombineTask& task,
+                                          std::uint32_t ranks,
+                                          const Place& place,
+                                          const Call& call) {
   constexpr int kElements = kPerWord<Wire>;
-  const int num_words = words_of_row<Wire>(task);
   float sums[kLinesAtOnce][2][kElements] = {};  // NOLINT(modernize-avoid-c-arrays): device code
-  for (int w = 0; w < task.route.words; ++w) {
-    std::uint32_t word = __ldg(task.route.ranks_of_token + place.token * task.route.words + w);
-    while (word != 0) {
-      const Owners owners = take_owners(word, w * kWordBits);
-      SharesOfOwners rows{};
-      if (!take_rows<Wire>(task, owners, place, rows)) return false;
+#pragma unroll 1
+  while (ranks != 0) {
+    const Owners owners = take_owners(ranks);
+    PartsOfOwners rows{};
+    if (!take_rows<Wire>(task, owners, place, call, rows)) return false;
 #pragma unroll
-      for (int k = 0; k < kOwnersAtOnce; ++k) {
-        if (k >= owners.count) break;
+    for (int k = 0; k < kOwnersAtOnce; ++k) {
+      if (k >= owners.count) break;
 #pragma unroll
-        for (int i = 0; i < kLinesAtOnce; ++i) {
-          add_word<Wire>(sums[i][0], rows.of[k].pairs[i].first);
-          if (!holds_flag()) add_word<Wire>(sums[i][1], rows.of[k].pairs[i].second);
-        }
+      for (int i = 0; i < kLinesAtOnce; ++i) {
+        add_word<Wire>(sums[i][0], rows.of[k].pairs[i].first);
+        add_word<Wire>(sums[i][1], rows.of[k].pairs[i].second);  // of a flag's word nobody looks at the sum
       }
     }
   }
 #pragma unroll
   for (int i = 0; i < kLinesAtOnce; ++i) {
-    const int word = (place.line + i * kLinesOfBlock) * kLineWords + 2 * place_in_line();
-    if (word < num_words) store_sums<Wire, To>(task, place.token, word, sums[i][0]);
-    if (word + 1 < num_words && !holds_flag()) store_sums<Wire, To>(task, place.token, word + 1, sums[i][1]);
+    const unsigned line = place.line + i * kLinesOfBlock;
+    if (line >= static_cast<unsigned>(task.row_lines)) break;
+    const std::int64_t first = row_offset_of(line) / sizeof(typename Wire::Bits);
+    store_sums<Wire, To>(task, place.token, first, sums[i][0]);
+    if (!holds_flag()) store_sums<Wire, To>(task, place.token, first + kElements, sums[i][1]);
   }
   return true;
 }
 
 // Tokens from the last block on, so that with few of them nobody both pushes and sums.
 template <class Wire, class To>
-__device__ void sum(const CombineTask& task, std::uint32_t epoch) {
-  const int num_words = words_of_row<Wire>(task);
-  const std::int64_t tokens = task.route.state[kRouteTokens];
-  for (std::int64_t token = gridDim.x - 1 - blockIdx.x; token < tokens; token += gridDim.x) {
-    for (int base = 0; base * kLineWords < num_words; base += kLinesAtOnce * kLinesOfBlock) {
-      if (!sum_lines<Wire, To>(task, {epoch, token, base + line_of_thread()})) return;
+__device__ __forceinline__ void sum(const CombineTask& task, const Call& call) {
+  const std::uint32_t tokens = task.route.state[kRouteTokens];
+#pragma unroll 1
+  for (unsigned token = gridDim.x - 1 - blockIdx.x; token < tokens; token += gridDim.x) {
+    const std::uint32_t ranks = __ldg(task.route.ranks_of_token + token);
+#pragma unroll 1
+    for (unsigned base = 0; base < static_cast<unsigned>(task.row_lines); base += kLinesAtOnce * kLinesOfBlock) {
+      if (!sum_lines<Wire, To>(task, ranks, {token, base + line_of_thread()}, call)) return;
     }
   }
 }
@@ -283,16 +311,17 @@ __device__ void settle(const CombineTask& task) {
 template <class Wire, class To>
 __global__ void __launch_bounds__(kThreads, 1) small_combine(const __grid_constant__ CombineTask task) {
   const Common& common = task.common;
-  const Start start = read_start(common, protocol::kCombinePhase);
+  Call call{read_start(common, protocol::kCombinePhase), false, 0, 0};
   const std::uint32_t dispatch = read_start(common, protocol::kDispatchPhase).epoch;
-  const bool aborted = load_relaxed_device(task.route.state + kSmallRouteAborted) == tag_of(dispatch);
+  call.aborted = __ldcg(task.route.state + kSmallRouteAborted) == tag_of(dispatch);
+  call.epoch = call.start.epoch + (task.sends ? 1U : 0U);
+  call.flag = flag_of(call.epoch, static_cast<std::uint32_t>(task.hidden));
+  if (task.sends && !push<Wire>(task, call)) return;
   // No rank combines a round that was given up, so it uses up no epoch.
-  if (start.failed != 0 || aborted) return;
-  const std::uint32_t epoch = start.epoch + (task.sends ? 1U : 0U);
-  if (task.sends) push<Wire>(task, epoch);
-  if (task.receives) sum<Wire, To>(task, epoch);
+  if (call.start.failed != 0 || call.aborted) return;
+  if (task.receives) sum<Wire, To>(task, call);
   __syncthreads();
-  if (task.sends) advance_block(common, protocol::kCombinePhase, epoch);
+  if (task.sends) advance_block(common, protocol::kCombinePhase, call.epoch);
   if (task.receives && blockIdx.x == 0) settle(task);
 }
 

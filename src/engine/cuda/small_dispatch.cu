@@ -10,280 +10,240 @@
 namespace tokenyard::engine::cuda {
 namespace {
 
-constexpr int kIdsOfLane = kMaxTopK / kWarp;
-
-// The picks of a token, spread over a warp: lane i holds those of slots i and i + 32; -1 where there is no expert.
-struct Picks {
-  std::int32_t ids[kIdsOfLane];     // NOLINT(modernize-avoid-c-arrays): device code
-  std::int32_t owners[kIdsOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
+// The pick of this lane's slot of a token, and its owner; -1 where there is no expert.
+struct Pick {
+  std::int32_t id = -1;
+  std::int32_t owner = -1;
 };
 
-__device__ Picks no_picks() {
-  Picks picks{};
-  for (int k = 0; k < kIdsOfLane; ++k)
-    picks.ids[k] = picks.owners[k] = -1;
-  return picks;
+__device__ __noinline__ void count_invalid_id(Board* board) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(&board->invalid_ids), 1ULL);
 }
 
-__device__ Picks load_picks(const SmallDispatchTask& task, std::int64_t token) {
+__device__ __forceinline__ std::int64_t load_id(const SmallDispatchTask& task, unsigned token, unsigned slot) {
   const Ids& ids = task.ids;
+  if (slot >= static_cast<unsigned>(ids.top_k)) return -1;
   const std::byte* row = ids.from + token * ids.from_stride;
-  Picks picks = no_picks();
-#pragma unroll
-  for (int k = 0; k < kIdsOfLane; ++k) {
-    const int slot = lane_index() + k * kWarp;
-    if (slot >= ids.top_k) break;
-    const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
-                                         : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
-    if (id >= 0 && id < ids.num_experts && id != ids.invalid_id) {
-      picks.ids[k] = static_cast<std::int32_t>(id);
-      picks.owners[k] = protocol::owner_of(ids.num_experts, task.common.num_ranks, picks.ids[k]);
-    } else if (id != -1 && id != ids.invalid_id && warp_index() == 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
-    }
+  return ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
+                      : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
+}
+
+__device__ __forceinline__ bool is_expert(const Ids& ids, std::int64_t id) {
+  return id >= 0 && id < ids.num_experts && id != ids.invalid_id;
+}
+
+__device__ __forceinline__ Pick pick_of(const SmallDispatchTask& task, std::int64_t id) {
+  if (!is_expert(task.ids, id)) {
+    if (id != -1 && id != task.ids.invalid_id && threadIdx.x < kWarp) count_invalid_id(task.common.board);
+    return {};
   }
-  return picks;
+  const auto expert = static_cast<std::int32_t>(id);
+  return {expert, task.owners.owner_of(expert)};
 }
 
-// Ranks that own a pick, those from kWordBits * w on: bit r is rank kWordBits * w + r.
-__device__ std::uint32_t ranks_of(const Picks& picks, int w) {
-  std::uint32_t bits = 0;
-#pragma unroll
-  for (int k = 0; k < kIdsOfLane; ++k) {
-    if (picks.owners[k] >= 0 && picks.owners[k] / kWordBits == w) bits |= 1U << (picks.owners[k] % kWordBits);
-  }
-  return __reduce_or_sync(kAllLanes, bits);
+// The word of a line of ids: those of two slots.
+__device__ __forceinline__ std::uint64_t wire_ids(const SmallDispatchTask& task, unsigned token, unsigned slot) {
+  const auto wire = [&](std::int64_t id) { return is_expert(task.ids, id) ? static_cast<std::uint32_t>(id) : ~0U; };
+  return std::uint64_t{wire(load_id(task, token, slot + 1))} << 32 | wire(load_id(task, token, slot));
 }
 
-// The id of any slot, by a warp; each lane may ask for another one.
-__device__ std::int32_t id_of(const Picks& picks, int slot) {
-  const std::int32_t low = __shfl_sync(kAllLanes, picks.ids[0], slot % kWarp);
-  const std::int32_t high = __shfl_sync(kAllLanes, picks.ids[1], slot % kWarp);
-  return slot < kWarp ? low : high;
-}
-
-static_assert(kIdsOfLane == 2);
-
-__device__ void show_id(const Ids& ids, int source, std::int64_t token, int slot, std::int32_t wire) {
-  if (ids.to == nullptr || slot >= ids.top_k) return;
-  store_id(ids.to + source * ids.to_block_stride + token * ids.to_row_stride, slot, ids.to_i64,
+__device__ __forceinline__ void show_id(const Ids& ids, int source, unsigned token, unsigned slot, std::int32_t wire) {
+  if (ids.to == nullptr || slot >= static_cast<unsigned>(ids.top_k)) return;
+  store_id(ids.to + source * ids.to_block_stride + token * ids.to_row_stride, static_cast<int>(slot), ids.to_i64,
            wire < 0 ? ids.invalid_id : std::int64_t{wire});
 }
 
-// Words of a packet's lanes as they lie in the caller's rows. Each lane starts with a word of its own.
-__device__ std::uint64_t lane_word(const SmallDispatchTask& task, std::int64_t token, int index) {
+__device__ __forceinline__ unsigned num_lines_of(const SmallDispatchTask& task) {
+  return static_cast<unsigned>(task.lane_lines) +
+         (static_cast<unsigned>(task.ids.top_k) + 2 * kLineWords - 1) / (2 * kLineWords);
+}
+
+// The lane that a line is of, where it is not one of ids.
+__device__ __forceinline__ const SmallLane& lane_of(const SmallDispatchTask& task, unsigned line) {
   unsigned i = 0;
-  while (index >= task.lanes[i].end_word)
+#pragma unroll 1
+  while (static_cast<int>(line) >= task.lanes[i].end_line)
     ++i;
-  const SmallLane& lane = task.lanes[i];
-  return load_word(lane.from + token * lane.from_stride, lane.row_bytes, index - lane.first_word, lane.aligned_from);
+  return task.lanes[i];
 }
 
-__device__ void show_word(
-    const SmallDispatchTask& task, int source, std::int64_t token, int index, std::uint64_t word) {
-  unsigned i = 0;
-  while (index >= task.lanes[i].end_word)
-    ++i;
-  const SmallLane& lane = task.lanes[i];
-  std::byte* row = lane.to + source * lane.to_block_stride + token * lane.to_row_stride;
-  store_word(row, lane.row_bytes, index - lane.first_word, lane.aligned_to, word);
+// This thread's part of a line of the token's packet.
+__device__ __forceinline__ Pair read_part(const SmallDispatchTask& task, unsigned token, unsigned line) {
+  if (line >= static_cast<unsigned>(task.lane_lines)) {
+    const unsigned slot = row_offset_of(line - task.lane_lines) / sizeof(std::int32_t);
+    return {wire_ids(task, token, slot), wire_ids(task, token, slot + 2)};
+  }
+  const SmallLane& lane = lane_of(task, line);
+  return load_part(lane.from + token * lane.from_stride, line - lane.first_line, lane.row_bytes, lane.words_from);
 }
 
-__device__ Shares read_rows(const SmallDispatchTask& task, std::int64_t token, int first_line) {
-  Shares shares{};
-  for_shares(shares, first_line, task.num_words, [&](Pair& pair, int word) {
-    pair.first = lane_word(task, token, word);
-    if (!holds_flag() && word + 1 < task.num_words) pair.second = lane_word(task, token, word + 1);
-  });
-  return shares;
+__device__ __forceinline__ void show_ids_part(
+    const SmallDispatchTask& task, int source, unsigned token, unsigned line, const Pair& pair) {
+  const unsigned slot = row_offset_of(line) / sizeof(std::int32_t);
+  show_id(task.ids, source, token, slot, static_cast<std::int32_t>(pair.first));
+  show_id(task.ids, source, token, slot + 1, static_cast<std::int32_t>(pair.first >> 32));
+  if (holds_flag()) return;
+  show_id(task.ids, source, token, slot + 2, static_cast<std::int32_t>(pair.second));
+  show_id(task.ids, source, token, slot + 3, static_cast<std::int32_t>(pair.second >> 32));
 }
 
-__device__ void show_rows(
-    const SmallDispatchTask& task, int source, std::int64_t token, int first_line, Shares& shares) {
-  for_shares(shares, first_line, task.num_words, [&](const Pair& pair, int word) {
-    show_word(task, source, token, word, pair.first);
-    if (!holds_flag() && word + 1 < task.num_words) show_word(task, source, token, word + 1, pair.second);
-  });
+__device__ __forceinline__ void show_part(
+    const SmallDispatchTask& task, int source, unsigned token, unsigned line, const Pair& pair) {
+  if (line >= static_cast<unsigned>(task.lane_lines)) {
+    return show_ids_part(task, source, token, line - task.lane_lines, pair);
+  }
+  const SmallLane& lane = lane_of(task, line);
+  store_part(lane.to + source * lane.to_block_stride + token * lane.to_row_stride, line - lane.first_line,
+             lane.row_bytes, lane.words_to, pair);
 }
 
-// By one warp: tells every rank whether the token comes, with its ids.
-__device__ void send_control(
-    const SmallDispatchTask& task, const Picks& picks, std::int64_t token, std::int64_t tokens, std::uint32_t epoch) {
-  const Common& common = task.common;
-  const std::int64_t packet = task.small.packet(epoch, common.rank, token);
-  for (int first = 0; first < common.num_ranks; first += kLinesOfWarp) {
-    const int to = first + lane_index() / kLineThreads;
-    const std::uint32_t comes = ranks_of(picks, first / kWordBits) >> (to % kWordBits) & 1U;
-    for (int line = 0; line < control_lines(task.ids.top_k); ++line) {
-      std::uint32_t words[4];  // NOLINT(modernize-avoid-c-arrays): device code
+__device__ __forceinline__ Parts read_parts(const SmallDispatchTask& task,
+                                            unsigned token,
+                                            unsigned first,
+                                            unsigned num_lines) {
+  Parts parts{};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int word = line * kControlWords + 4 * place_in_line() + i;
-        const std::int32_t id = id_of(picks, max(word - kFirstId, 0) % kMaxTopK);
-        words[i] = static_cast<std::uint32_t>(id);
-        if (word == 0) words[i] = static_cast<std::uint32_t>(tokens);
-        if (word == 1) words[i] = comes;
-      }
-      Pair pair{static_cast<std::uint64_t>(words[1]) << 32 | words[0],
-                static_cast<std::uint64_t>(words[3]) << 32 | words[2]};
-      if (holds_flag()) pair.second = flag_of(epoch, task.agreed);
-      if (to >= common.num_ranks || (to == common.rank && task.own_direct)) continue;
-      store_pair_system(
-          window_of(common, to) + packet + line * kDataLineBytes + place_in_line() * static_cast<int>(sizeof(Pair)),
-          pair);
-    }
+  for (int k = 0; k < kLinesAtOnce; ++k) {
+    if (first + k * kLinesOfBlock < num_lines) parts.pairs[k] = read_part(task, token, first + k * kLinesOfBlock);
   }
+  return parts;
 }
 
-// This rank's own ids of the token, or ids that say that no row is here; and what combine needs to know.
-__device__ void note_own(const SmallDispatchTask& task, const Picks& picks, std::int64_t token, bool real) {
-  const int rank = task.common.rank;
-  const RouteMemory& route = task.route;
-  bool comes = false;
-  for (int w = 0; w < route.words; ++w) {
-    const std::uint32_t ranks = ranks_of(picks, w);
-    if (real && lane_index() == 0) route.ranks_of_token[token * route.words + w] = ranks;
-    if (w == rank / kWordBits) comes = (ranks >> (rank % kWordBits) & 1U) != 0;
-  }
-  if (!task.own_direct) return;
+__device__ __forceinline__ void show_parts(
+    const SmallDispatchTask& task, int source, unsigned token, unsigned first, const Parts& parts) {
+  const unsigned num_lines = num_lines_of(task);
 #pragma unroll
-  for (int k = 0; k < kIdsOfLane; ++k)
-    show_id(task.ids, rank, token, lane_index() + k * kWarp, comes ? picks.ids[k] : -1);
-  if (lane_index() == 0 && comes) atomicAdd(route.rows_received + rank, 1U);
+  for (int k = 0; k < kLinesAtOnce; ++k) {
+    if (first + k * kLinesOfBlock < num_lines)
+      show_part(task, source, token, first + k * kLinesOfBlock, parts.pairs[k]);
+  }
 }
 
-__device__ void send_token(const SmallDispatchTask& task,
-                           std::int64_t token,
-                           std::int64_t tokens,
-                           std::uint32_t epoch) {
+// By one warp: says that no row of the token is here.
+__device__ __forceinline__ void show_absent(const SmallDispatchTask& task, int source, unsigned token) {
+  show_id(task.ids, source, token, threadIdx.x % kWarp, -1);
+}
+
+// By one warp: tells every rank whether the token comes, and keeps for combine what it needs.
+__device__ __forceinline__ void send_signs(
+    const SmallDispatchTask& task, unsigned token, unsigned tokens, std::uint32_t epoch, std::uint32_t ranks) {
   const Common& common = task.common;
-  const bool real = token < tokens;
-  const std::uint64_t flag = flag_of(epoch, task.agreed);
-  const std::int64_t rows =
-      task.small.packet(epoch, common.rank, token) + control_lines(task.ids.top_k) * kDataLineBytes;
-  Shares shares{};
-  if (real) shares = read_rows(task, token, line_of_thread());
-  const Picks picks = real ? load_picks(task, token) : no_picks();
-  if (warp_index() == kWarps - 1) send_control(task, picks, token, tokens, epoch);
-  for (int base = 0; real && base * kLineWords < task.num_words; base += kLinesAtOnce * kLinesOfBlock) {
-    const int line = base + line_of_thread();
-    if (base != 0) shares = read_rows(task, token, line);
-    for (int w = 0; w < task.route.words; ++w) {
-      for (std::uint32_t ranks = ranks_of(picks, w); ranks != 0; ranks &= ranks - 1) {
-        const int to = w * kWordBits + __ffs(static_cast<int>(ranks)) - 1;
-        if (to == common.rank && task.own_direct) {
-          show_rows(task, to, token, line, shares);
-        } else {
-          store_shares(window_of(common, to) + rows, shares, line, task.num_words, flag);
-        }
-      }
-    }
-  }
-  if (warp_index() == 0) note_own(task, picks, token, real);
+  const auto to = static_cast<int>(threadIdx.x % kWarp);
+  if (to == common.rank && token < tokens) task.route.ranks_of_token[token] = ranks;
+  if (to >= common.num_ranks || (to == common.rank && task.own_direct)) return;
+  store_pair_system(window_of(common, to) + task.small.sign(epoch, common.rank, token),
+                    {sign_of(epoch, tokens, (ranks >> to & 1U) != 0), flag_of(epoch, task.agreed)});
 }
 
-// What the control lines of a token say, spread over a warp as they were stored.
-class Control {
- public:
-  // Whether it is all there.
-  __device__ bool load(const std::byte* packet, int top_k, std::uint64_t flag) {
-    const int line = min(lane_index() / kLineThreads, control_lines(top_k) - 1);
-    pair_ = load_pair_system(packet + line * kDataLineBytes + place_in_line() * static_cast<int>(sizeof(Pair)));
-    return __all_sync(kAllLanes, static_cast<int>(!holds_flag() || same_epoch(pair_.second, flag))) != 0;
-  }
-
-  __device__ bool agrees(std::uint64_t flag) const {
-    return __all_sync(kAllLanes, static_cast<int>(!holds_flag() || pair_.second == flag)) != 0;
-  }
-
-  __device__ std::int32_t tokens() const { return static_cast<std::int32_t>(__shfl_sync(kAllLanes, pair_.first, 0)); }
-
-  __device__ bool comes() const { return (__shfl_sync(kAllLanes, pair_.first, 0) >> 32) != 0; }
-
-  // Each lane may ask for another one.
-  __device__ std::int32_t id(int slot) const {
-    const int word = min(slot, kMaxTopK - 1) + kFirstId;
-    const int at = word % kControlWords;
-    const int lane = word / kControlWords * kLineThreads + at / 4;
-    const std::uint64_t first = __shfl_sync(kAllLanes, pair_.first, lane);
-    const std::uint64_t second = __shfl_sync(kAllLanes, pair_.second, lane);
-    return static_cast<std::int32_t>((at % 4 < 2 ? first : second) >> (at % 2 * 32));
-  }
-
- private:
-  Pair pair_{};
+struct Call {
+  Start start;
+  std::uint32_t epoch;
+  unsigned tokens;
 };
 
-static_assert(control_lines(kMaxTopK) <= kLinesOfWarp);
-
-// By one warp.
-__device__ void note_received(const SmallDispatchTask& task, int source, std::int64_t token, const Control& control) {
-  const bool comes = control.comes();
-  const std::int32_t tokens = control.tokens();
-#pragma unroll
-  for (int k = 0; k < kIdsOfLane; ++k) {
-    const int slot = lane_index() + k * kWarp;
-    const std::int32_t id = control.id(slot);
-    show_id(task.ids, source, token, slot, comes ? id : -1);
+// False when nothing is to be sent any more.
+__device__ __forceinline__ bool send_token(const SmallDispatchTask& task, unsigned token, const Call& call) {
+  const Common& common = task.common;
+  const bool real = token < call.tokens;
+  const unsigned num_lines = num_lines_of(task);
+  Parts parts{};
+  std::int64_t id = -1;
+  if (real) {
+    id = load_id(task, token, threadIdx.x % kWarp);
+    parts = read_parts(task, token, line_of_thread(), num_lines);
   }
-  if (lane_index() != 0) return;
-  task.route.present[source * task.small.tokens + token] = comes ? 1U : 0U;
-  if (task.counts && comes) atomicAdd(task.route.rows_received + source, 1U);
-  if (token == 0) task.route.tokens_of[source] = tokens;
+  if (call.start.failed != 0) return false;
+  const Pick pick = pick_of(task, id);
+  const std::uint32_t ranks = __reduce_or_sync(kAllLanes, pick.owner < 0 ? 0U : 1U << pick.owner);
+  if (threadIdx.x / kWarp == kWarps - 1) send_signs(task, token, call.tokens, call.epoch, ranks);
+  const std::int64_t packet = task.small.packet(call.epoch, common.rank, token);
+  const std::uint64_t flag = flag_of(call.epoch, task.agreed);
+#pragma unroll 1
+  for (unsigned base = 0; ranks != 0 && base < num_lines; base += kLinesAtOnce * kLinesOfBlock) {
+    const unsigned line = base + line_of_thread();
+    if (base != 0) parts = read_parts(task, token, line, num_lines);
+#pragma unroll 1
+    for (std::uint32_t left = ranks; left != 0; left &= left - 1) {
+      const int to = __ffs(static_cast<int>(left)) - 1;
+      if (to == common.rank && task.own_direct) continue;
+      store_lines(window_of(common, to) + packet, parts, line, num_lines, flag);
+    }
+    if ((ranks >> common.rank & 1U) != 0 && task.own_direct) show_parts(task, common.rank, token, line, parts);
+  }
+  if (!task.own_direct || threadIdx.x >= kWarp) return true;
+  if ((ranks >> common.rank & 1U) == 0) {
+    show_absent(task, common.rank, token);
+  } else if (threadIdx.x == 0) {
+    atomicAdd(task.route.rows_received + common.rank, 1U);
+  }
+  return true;
+}
+
+// By one thread.
+__device__ __forceinline__ void note_received(const SmallDispatchTask& task,
+                                              int source,
+                                              unsigned token,
+                                              std::uint64_t sign) {
+  task.route.present[source * static_cast<unsigned>(task.small.tokens) + token] = comes(sign) ? 1U : 0U;
+  if (task.counts && comes(sign)) atomicAdd(task.route.rows_received + source, 1U);
+  if (token == 0) task.route.tokens_of[source] = tokens_of(sign);
 }
 
 // By a block; false when this rank does not go on with the operation. Rows are polled together with what tells whether
 // they come: all of it arrives at about the same time.
-__device__ bool receive_token(const SmallDispatchTask& task, int source, std::int64_t token, std::uint32_t epoch) {
+__device__ bool receive_token(const SmallDispatchTask& task, int source, unsigned token, std::uint32_t epoch) {
   const Common& common = task.common;
+  const unsigned num_lines = num_lines_of(task);
   const std::uint64_t flag = flag_of(epoch, task.agreed);
-  const std::byte* packet = window_of(common, common.rank) + task.small.packet(epoch, source, token);
-  const std::byte* rows = packet + control_lines(task.ids.top_k) * kDataLineBytes;
+  const std::byte* window = window_of(common, common.rank);
+  const std::byte* sign_at = window + task.small.sign(epoch, source, token);
+  const std::byte* packet = window + task.small.packet(epoch, source, token);
   const Awaited awaited{source, Phase::kDispatch, epoch};
-  Control control;
-  bool known = false;
-  bool comes = false;
-  bool agrees = false;
-  for (int base = 0; base == 0 || (comes && base * kLineWords < task.num_words); base += kLinesAtOnce * kLinesOfBlock) {
-    const int line = base + line_of_thread();
-    Shares shares{};
+  std::uint32_t* given_up = task.route.state + kSmallRouteAborted;
+  Pair sign{};
+#pragma unroll 1
+  for (unsigned base = 0; base < num_lines; base += kLinesAtOnce * kLinesOfBlock) {
+    const unsigned line = base + line_of_thread();
+    Parts parts{};
     const auto ready = [&] {
-      if (!known) {
-        known = control.load(packet, task.ids.top_k, flag);
-        agrees = known && control.agrees(flag);
-        comes = agrees && control.comes();
-      }
-      const bool there = load_shares(rows, shares, line, task.num_words, flag);
-      return known && (!comes || __all_sync(kAllLanes, static_cast<int>(there)) != 0);
+      sign = load_pair_system(sign_at);
+      const bool there = load_lines(packet, parts, line, num_lines, flag);
+      const bool known = same_epoch(sign.first, flag) && same_epoch(sign.second, flag);
+      return __all_sync(kAllLanes, static_cast<int>(known && (there || !comes(sign.first) || sign.second != flag))) !=
+             0;
     };
-    const auto pointless = [&] { return given_up_plainly(common, task.route.state + kSmallRouteAborted, awaited); };
-    if (!wait_as_warp(common, awaited, ready, pointless)) return false;
-    if (!agrees) {
+    if (!wait_as_warp(common, awaited, ready, [&] { return given_up_plainly(common, given_up, awaited); }))
+      return false;
+    if (sign.second != flag) {
       // Each rank compares all others with itself, so when any two differ every rank ends this operation.
-      if (lane_index() == 0)
-        give_up_small(common, task.route.state + kSmallRouteAborted, NoticeKind::kMismatch, awaited);
+      if (threadIdx.x % kWarp == 0) give_up_small(common, given_up, NoticeKind::kMismatch, awaited);
       return false;
     }
-    if (comes) show_rows(task, source, token, line, shares);
+    if (!comes(sign.first)) break;
+    show_parts(task, source, token, line, parts);
   }
-  if (warp_index() == 0) note_received(task, source, token, control);
+  if (threadIdx.x < kWarp && !comes(sign.first)) show_absent(task, source, token);
+  if (threadIdx.x == 0) note_received(task, source, token, sign.first);
   return true;
 }
 
 // Of every source, whatever rows there are: the parity of epochs rests on it (small_layout.h).
-__device__ void await_all(const SmallDispatchTask& task, std::uint32_t epoch) {
-  for (int source = warp_index(); source < task.common.num_ranks; source += kWarps) {
-    if (source != task.common.rank && lane_index() == 0) await_any_sign(task.common, task.small, source, epoch);
+__device__ __noinline__ void await_all(const SmallDispatchTask& task, std::uint32_t epoch) {
+  for (int source = static_cast<int>(threadIdx.x); source < task.common.num_ranks; source += kThreads) {
+    if (source != task.common.rank) await_any_sign(task.common, task.small, source, epoch);
   }
 }
 
-__device__ void receive(const SmallDispatchTask& task, std::uint32_t epoch) {
-  const int sources = task.common.num_ranks - (task.own_direct ? 1 : 0);
-  const std::int64_t items = task.rows_per_block * sources;
+// Sources in turn from the next rank on, own rows last; items from the last block on, so that with few tokens nobody
+// both sends and receives.
+__device__ __forceinline__ void receive(const SmallDispatchTask& task, std::uint32_t epoch) {
+  const unsigned sources = task.common.num_ranks - (task.own_direct ? 1 : 0);
+  const unsigned items = task.rows_per_block * sources;
   bool goes_on = true;
-  // From the last block on, so that with few tokens nobody both sends and receives.
-  for (std::int64_t item = gridDim.x - 1 - blockIdx.x; item < items && goes_on; item += gridDim.x) {
-    const auto source = static_cast<int>((task.common.rank + 1 + item % sources) % task.common.num_ranks);
+#pragma unroll 1
+  for (unsigned item = gridDim.x - 1 - blockIdx.x; item < items && goes_on; item += gridDim.x) {
+    int source = task.common.rank + 1 + static_cast<int>(item % sources);
+    if (source >= task.common.num_ranks) source -= task.common.num_ranks;
     goes_on = receive_token(task, source, item / sources, epoch);
   }
   if (__syncthreads_and(static_cast<int>(goes_on)) == 0) await_all(task, epoch);
@@ -291,21 +251,23 @@ __device__ void receive(const SmallDispatchTask& task, std::uint32_t epoch) {
 
 __global__ void __launch_bounds__(kThreads, 1) small_dispatch(const __grid_constant__ SmallDispatchTask task) {
   const Common& common = task.common;
-  const Start start = read_start(common, protocol::kDispatchPhase);
-  if (start.failed != 0) return;
-  const std::uint32_t epoch = start.epoch + (task.sends ? 1U : 0U);
+  Call call{read_start(common, protocol::kDispatchPhase), 0, 0};
+  call.epoch = call.start.epoch + (task.sends ? 1U : 0U);
   if (task.sends) {
-    const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
-    for (std::int64_t token = blockIdx.x; token < task.rows_per_block; token += gridDim.x)
-      send_token(task, token, tokens, epoch);
+    call.tokens = static_cast<unsigned>(tokens_of_call(task.num_tokens, task.num_tokens_on_device));
+#pragma unroll 1
+    for (unsigned token = blockIdx.x; token < static_cast<unsigned>(task.rows_per_block); token += gridDim.x) {
+      if (!send_token(task, token, call)) return;
+    }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-      task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
-      task.route.tokens_of[common.rank] = static_cast<std::int32_t>(tokens);
+      task.route.state[kRouteTokens] = call.tokens;
+      task.route.tokens_of[common.rank] = static_cast<std::int32_t>(call.tokens);
     }
   }
-  if (task.receives) receive(task, epoch);
+  if (call.start.failed != 0) return;
+  if (task.receives) receive(task, call.epoch);
   __syncthreads();
-  if (task.sends) advance_block(common, protocol::kDispatchPhase, epoch);
+  if (task.sends) advance_block(common, protocol::kDispatchPhase, call.epoch);
 }
 
 }  // namespace

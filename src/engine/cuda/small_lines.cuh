@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of small rounds (small_layout.h) as warps store and load them. Four lines a warp and an access; a block's
-// threads take the lines of a packet or row in turn.
+// Lines of small rounds (small_layout.h) as threads store and load them, and the waits for them.
+//
+// These kernels run a few hundred instructions a warp, once: an instruction costs as much as it takes to fetch and to
+// wait for the one before. So what threads share is computed with unsigned 32-bit numbers, nothing is divided, loads
+// are issued before anything is known that they do not need, and what is rare is a function call.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +17,12 @@
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr int kLinesOfWarp = kWarp / kLineThreads;
-inline constexpr int kLinesOfBlock = kThreads / kLineThreads;
+inline constexpr unsigned kLinesOfBlock = kThreads / kLineThreads;
 inline constexpr int kLinesAtOnce = 2;  // of a thread: rows of 14 KiB cross in one go
 
-// The place of this thread in its line: words 2 * place and 2 * place + 1, of which the last one is the flag.
-__device__ __forceinline__ int place_in_line() {
-  return static_cast<int>(threadIdx.x) % kLineThreads;
+// The place of this thread in its line: it has 16 bytes of it, of which the last 8 are the flag in the last place.
+__device__ __forceinline__ unsigned place_in_line() {
+  return threadIdx.x % kLineThreads;
 }
 
 __device__ __forceinline__ bool holds_flag() {
@@ -28,98 +30,119 @@ __device__ __forceinline__ bool holds_flag() {
 }
 
 // The first line of this thread.
-__device__ __forceinline__ int line_of_thread() {
-  return static_cast<int>(threadIdx.x) / kLineThreads;
+__device__ __forceinline__ unsigned line_of_thread() {
+  return threadIdx.x / kLineThreads;
 }
 
-// This thread's words of its lines: of line `first`, first + kLinesOfBlock, ...
-struct Shares {
+// Where this thread's part of a line lies, from the first line on.
+__device__ __forceinline__ unsigned offset_of(unsigned line) {
+  return line * static_cast<unsigned>(kDataLineBytes) + place_in_line() * 16;
+}
+
+// Which bytes of a row it holds: 16 of them, or 8 beside the flag, as far as the row goes.
+__device__ __forceinline__ unsigned row_offset_of(unsigned line) {
+  return line * static_cast<unsigned>(kLineData) + place_in_line() * 16;
+}
+
+__device__ __noinline__ inline Pair load_bytes(const std::byte* row, unsigned offset, unsigned row_bytes) {
+  std::uint64_t words[2] = {};  // NOLINT(modernize-avoid-c-arrays): device code
+#pragma unroll 1
+  for (unsigned i = 0; i < 16 && offset + i < row_bytes; ++i)
+    words[i / 8] |= static_cast<std::uint64_t>(row[offset + i]) << (i % 8 * 8);
+  return {words[0], words[1]};
+}
+
+__device__ __noinline__ inline void store_bytes(
+    std::byte* row, unsigned offset, unsigned row_bytes, const Pair& pair, unsigned bytes) {
+#pragma unroll 1
+  for (unsigned i = 0; i < bytes && offset + i < row_bytes; ++i)
+    row[offset + i] = static_cast<std::byte>((i < 8 ? pair.first : pair.second) >> (i % 8 * 8));
+}
+
+// This thread's part of a line of a row. `words`: the row is whole words at an address of such.
+__device__ __forceinline__ Pair load_part(const std::byte* row, unsigned line, unsigned row_bytes, bool words) {
+  const unsigned offset = row_offset_of(line);
+  if (!words) return load_bytes(row, offset, row_bytes);
+  Pair pair{};
+  const auto* from = reinterpret_cast<const std::uint64_t*>(row + offset);
+  if (offset < row_bytes) pair.first = from[0];
+  if (offset + 8 < row_bytes && !holds_flag()) pair.second = from[1];
+  return pair;
+}
+
+__device__ __forceinline__ void store_part(
+    std::byte* row, unsigned line, unsigned row_bytes, bool words, const Pair& pair) {
+  const unsigned offset = row_offset_of(line);
+  if (!words) return store_bytes(row, offset, row_bytes, pair, holds_flag() ? 8 : 16);
+  auto* to = reinterpret_cast<std::uint64_t*>(row + offset);
+  if (offset < row_bytes) to[0] = pair.first;
+  if (offset + 8 < row_bytes && !holds_flag()) to[1] = pair.second;
+}
+
+// This thread's parts of lines `first`, first + kLinesOfBlock, ...
+struct Parts {
   Pair pairs[kLinesAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
-// Calls fn(pair, word) for each share below `num_words`, `word` being the first of its two.
-template <class Fn>
-__device__ __forceinline__ void for_shares(Shares& shares, int first_line, int num_words, const Fn& fn) {
+// Whole lines, by all eight threads of each.
+__device__ __forceinline__ void store_lines(
+    std::byte* to, const Parts& parts, unsigned first, unsigned num_lines, std::uint64_t flag) {
 #pragma unroll
   for (int k = 0; k < kLinesAtOnce; ++k) {
-    const int word = (first_line + k * kLinesOfBlock) * kLineWords + 2 * place_in_line();
-    if (word < num_words) fn(shares.pairs[k], word);
-  }
-}
-
-// The lines that hold `num_words` words, to `lines` in a window. Whole lines: all eight threads of each.
-__device__ __forceinline__ void store_shares(
-    std::byte* lines, const Shares& shares, int first_line, int num_words, std::uint64_t flag) {
-#pragma unroll
-  for (int k = 0; k < kLinesAtOnce; ++k) {
-    const int line = first_line + k * kLinesOfBlock;
-    if (line * kLineWords >= num_words) return;
-    Pair pair = shares.pairs[k];
-    if (holds_flag()) pair.second = flag;
-    store_pair_system(lines + line * kDataLineBytes + place_in_line() * static_cast<int>(sizeof(Pair)), pair);
+    const unsigned line = first + k * kLinesOfBlock;
+    const Pair pair{parts.pairs[k].first, holds_flag() ? flag : parts.pairs[k].second};
+    if (line < num_lines) store_pair_system(to + offset_of(line), pair);
   }
 }
 
 // Whether all of this thread's lines are there, as far as it can tell: only those that hold flags can.
-__device__ __forceinline__ bool load_shares(
-    const std::byte* lines, Shares& shares, int first_line, int num_words, std::uint64_t flag) {
+__device__ __forceinline__ bool load_lines(
+    const std::byte* from, Parts& parts, unsigned first, unsigned num_lines, std::uint64_t flag) {
   bool there = true;
 #pragma unroll
   for (int k = 0; k < kLinesAtOnce; ++k) {
-    const int line = first_line + k * kLinesOfBlock;
-    if (line * kLineWords >= num_words) break;
-    shares.pairs[k] =
-        load_pair_system(lines + line * kDataLineBytes + place_in_line() * static_cast<int>(sizeof(Pair)));
-    if (holds_flag() && shares.pairs[k].second != flag) there = false;
+    const unsigned line = first + k * kLinesOfBlock;
+    if (line >= num_lines) break;
+    parts.pairs[k] = load_pair_system(from + offset_of(line));
+    there = there && (!holds_flag() || parts.pairs[k].second == flag);
   }
   return there;
 }
 
-// 8 bytes of a row, word `index`, as far as the row goes.
-__device__ __forceinline__ std::uint64_t load_word(const std::byte* row, int row_bytes, int index, bool aligned) {
-  if (aligned && 8 * index + 8 <= row_bytes) return reinterpret_cast<const std::uint64_t*>(row)[index];
-  std::uint64_t word = 0;
-  for (int k = 0; k < 8 && 8 * index + k < row_bytes; ++k)
-    word |= static_cast<std::uint64_t>(row[8 * index + k]) << (8 * k);
-  return word;
-}
+// How long a warp has waited.
+struct Clock {
+  std::uint64_t start = 0;
+  bool late = false;
+};
 
-__device__ __forceinline__ void store_word(std::byte* row, int row_bytes, int index, bool aligned, std::uint64_t word) {
-  if (aligned && 8 * index + 8 <= row_bytes) {
-    reinterpret_cast<std::uint64_t*>(row)[index] = word;
-    return;
-  }
-  for (int k = 0; k < 8 && 8 * index + k < row_bytes; ++k)
-    row[8 * index + k] = static_cast<std::byte>(word >> (8 * k));
+// By one lane, now and then: whether the wait is over. It comes once more after the clock ran out, for what came
+// meanwhile.
+__device__ __noinline__ inline bool ends_wait(const Common& common, const Awaited& awaited, Clock& clock) {
+  if (load_relaxed_device(&common.board->failed) != 0) return true;
+  const std::uint64_t now = nanoseconds();
+  if (clock.start == 0) clock.start = now;
+  if (clock.late) fail(common, NoticeKind::kTimeout, awaited, now - clock.start);
+  const bool ends = clock.late;
+  clock.late = now - clock.start >= deadline_of(common, awaited.epoch);
+  return ends;
 }
 
 // By whole warps, like wait_until: `ready()` gives all lanes one answer. `pointless()` is asked now and then, by one
 // lane: true ends the wait.
 template <class Ready, class Pointless>
-__device__ bool wait_as_warp(const Common& common,
-                             const Awaited& awaited,
-                             const Ready& ready,
-                             const Pointless& pointless) {
+__device__ __forceinline__ bool wait_as_warp(const Common& common,
+                                             const Awaited& awaited,
+                                             const Ready& ready,
+                                             const Pointless& pointless) {
   constexpr int kPollsPerClock = 64;
-  std::uint64_t start = 0;
-  bool late = false;
+  Clock clock;
   while (true) {
+#pragma unroll 1
     for (int i = 0; i < kPollsPerClock; ++i) {
       if (ready()) return true;
     }
     bool ends = false;
-    if (lane_index() == 0) {
-      const std::uint64_t now = nanoseconds();
-      if (start == 0) start = now;
-      ends = load_relaxed_device(&common.board->failed) != 0 || pointless();
-      const bool was_late = late;
-      late = now - start >= deadline_of(common, awaited.epoch);
-      // Once more after the clock ran out: it may have come meanwhile.
-      if (!ends && was_late) {
-        fail(common, NoticeKind::kTimeout, awaited, now - start);
-        ends = true;
-      }
-    }
+    if (threadIdx.x % kWarp == 0) ends = pointless() || ends_wait(common, awaited, clock);
     if (__any_sync(kAllLanes, static_cast<int>(ends)) != 0) return false;
   }
 }

@@ -12,6 +12,7 @@
 #include "engine/cuda/small_layout.h"
 #include "protocol/host_device.h"
 #include "protocol/layout.h"
+#include "protocol/owner.h"
 #include "protocol/planes.h"
 
 namespace tokenyard::engine::cuda {
@@ -161,7 +162,7 @@ struct DispatchTask {
   bool counts = true;  // false when the same rows are received again
 };
 
-// A lane of a small round: its words in a packet, and where its rows go at the receiver.
+// A lane of a small round: its lines in a packet, and where its rows go at the receiver.
 struct SmallLane {
   const std::byte* from = nullptr;
   std::int64_t from_stride = 0;
@@ -169,28 +170,29 @@ struct SmallLane {
   std::int64_t to_block_stride = 0;
   std::int64_t to_row_stride = 0;
   int row_bytes = 0;
-  int first_word = 0;
-  int end_word = 0;
-  bool aligned_from = false;  // to words
-  bool aligned_to = false;
+  int first_line = 0;
+  int end_line = 0;
+  bool words_from = false;  // rows are whole words of 8 bytes, at such addresses
+  bool words_to = false;
 };
 
 struct SmallDispatchTask {
   Common common{};
-  RouteMemory route{};
-  SmallLayout small{};
-  Ids ids{};
+  protocol::OwnerRule owners{};
   std::int64_t num_tokens = 0;
   const std::int32_t* num_tokens_on_device = nullptr;
-  std::int64_t rows_per_block = 0;
+  int rows_per_block = 0;
   std::uint32_t agreed = 0;  // a hash of all that must agree
-  int num_words = 0;         // of a packet's lanes
   int num_lanes = 0;
+  int lane_lines = 0;  // of a packet; then come the ids
   bool sends = true;
   bool receives = true;
   bool counts = true;  // false when the same rows are received again
   // Own rows go straight to where they are shown; else through lines, as where nobody knows yet where that is.
   bool own_direct = true;
+  Ids ids{};
+  RouteMemory route{};
+  SmallLayout small{};
   std::array<SmallLane, kSmallLanes> lanes{};
 };
 
@@ -215,7 +217,8 @@ struct CombineTask {
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
   SmallLayout small{};
-  std::int64_t tokens_per_rank = 0;
+  int tokens_per_rank = 0;
+  int row_lines = 0;     // of a row of a small round
   bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire; small: of words
   bool sends = true;
   bool receives = true;
