@@ -130,8 +130,11 @@ std::vector<Shape> shapes() {
       all.push_back({.num_ranks = 3, .hidden_size = 64, .top_k = top_k, .num_experts = 47, .spread = spread});
     for (const Dtype dtype : {Dtype::kF16, Dtype::kF32})
       all.push_back({.hidden_size = 520, .dtype = dtype, .spread = spread});
-    // More tokens than blocks.
+    // More tokens than blocks; and so many that rows are stamped.
     all.push_back({.hidden_size = 256, .num_experts = 16, .max_tokens = 300, .spread = spread});
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32})
+      all.push_back({.hidden_size = 136, .num_experts = 16, .max_tokens = 520, .dtype = dtype, .spread = spread});
+    all.push_back({.num_ranks = 5, .hidden_size = 7, .num_experts = 23, .max_tokens = 513, .spread = spread});
     all.push_back({.hidden_size = 512, .spread = spread, .kind = support::RankKind::kProcesses});
   }
   return all;

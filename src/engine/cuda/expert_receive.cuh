@@ -135,8 +135,8 @@ __device__ inline bool read_packet(
   const Common& common = task.common;
   const std::byte* packet = window_of(common, common.rank) + task.extra.packet(epoch, source, token);
   const std::uint32_t tag = tag_of(epoch);
-  const auto units = static_cast<unsigned>(
-      ExpertLayout::units_of(1 + task.experts.top_k * (task.with_weights ? 2 : 1)));
+  const auto units =
+      static_cast<unsigned>(ExpertLayout::units_of(1 + task.experts.top_k * (task.with_weights ? 2 : 1)));
   __syncwarp();
   bool absent = false;
   for (unsigned begin = 0; begin < units && !absent; begin += kWarp) {
@@ -163,8 +163,10 @@ __device__ inline bool read_packet(
 
 // By one warp: where the row goes. A token that chose an expert twice has one row there. Places then count from the
 // expert's first row.
-__device__ inline void list_places(
-    const ExpertDispatchTask& task, int source, const ReceivedTable& table, RowOfWarp& row) {
+__device__ inline void list_places(const ExpertDispatchTask& task,
+                                   int source,
+                                   const ReceivedTable& table,
+                                   RowOfWarp& row) {
   const int top_k = task.experts.top_k;
   const auto rows = static_cast<unsigned>(task.experts.rows);
   const std::int32_t* base = table.base + source * task.experts.num_local;

@@ -87,8 +87,8 @@ __device__ inline void settle(const Common& common, ExpertBoard& board, const Ex
     common.host->invalid_ids = common.board->invalid_told = common.board->invalid_ids;
 }
 
-// By all threads of a block, behind a barrier after they have read the epoch before. Each block leaves the epoch for its
-// successor; the last warp of the warden does the rest, and the others go on.
+// By all threads of a block, behind a barrier after they have read the epoch before. Each block leaves the epoch for
+// its successor; the last warp of the warden does the rest, and the others go on.
 __device__ inline void begin_operation(const Common& common, ExpertBoard& board, const ExpertStep& step) {
   std::uint32_t last[protocol::kNumPhases] = {};  // NOLINT(modernize-avoid-c-arrays): device code
   const bool looks_after = is_warden() && warp_index() == kWarps - 1;

@@ -50,8 +50,8 @@ __device__ void add_weighed(float (&sums)[N], const WeighedRows& rows, std::int6
   }
 }
 
-// As add_weighed of N values from each of the elements first, first + step, ...: K times N values, of which those behind
-// `end` are not touched. All loads of two rows go before their sums, for rows that come from memory.
+// As add_weighed of N values from each of the elements first, first + step, ...: K times N values, of which those
+// behind `end` are not touched. All loads of two rows go before their sums, for rows that come from memory.
 template <class From, int N, int K>
 __device__ void add_weighed_at(float (&sums)[K][N], const WeighedRows& rows, int first, int step, int end) {
   constexpr int kSize = static_cast<int>(sizeof(typename From::Bits));
