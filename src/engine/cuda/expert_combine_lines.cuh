@@ -16,30 +16,29 @@ __device__ __forceinline__ int lines_of_row(const ExpertCombineTask& task) {
   return static_cast<int>(lines_of(task.hidden * static_cast<std::int64_t>(sizeof(typename Wire::Bits))));
 }
 
-// One piece of a row, 16 bytes of the wire at a time; what is behind the row's end does not matter.
+// One piece of a row, 16 bytes of the wire at a time; what is behind the row's end does not matter. Loops rather than
+// long code: each instruction runs only a few times, and takes as long to fetch as to run.
 template <class Wire, class From>
 __device__ void reduce_piece(const ExpertCombineTask& task, const WeighedRows& rows, int index, Piece& piece) {
   constexpr int kValues = 16 / static_cast<int>(sizeof(typename Wire::Bits));
   constexpr int kPacks = kPieceBytes / 16;
-  constexpr int kOfLane = (kPacks + kWarp - 1) / kWarp;
   const auto n = static_cast<int>(task.hidden);
-  const int first = (index * kPacks + lane_index()) * kValues;
-  if (!task.from_vectors || n % kValues != 0) {
-    // Value by value.
-    const int end = min(n - index * kPacks * kValues, kPacks * kValues);
-    for (int i = lane_index(); i < end; i += kWarp) {
-      float sum[1] = {};
-      add_weighed<From, 1>(sum, rows, index * kPacks * kValues + i);
-      reinterpret_cast<typename Wire::Bits*>(piece.bytes)[i] = protocol::encode<Wire>(sum[0]);
+  const int first = index * kPacks * kValues;
+  const int end = min(n - first, kPacks * kValues);
+  if (task.from_vectors && n % kValues == 0) {
+#pragma unroll 1
+    for (int i = lane_index(); i * kValues < end; i += kWarp) {
+      float sums[kValues] = {};
+      add_weighed<From, kValues>(sums, rows, first + i * kValues);
+      store_pack<Wire, kValues>(piece.bytes, i, sums);
     }
     return;
   }
-  const int end = min(n, (index + 1) * kPacks * kValues);
-  float sums[kOfLane][kValues] = {};
-  add_weighed_at<From, kValues, kOfLane>(sums, rows, first, kWarp * kValues, end);
-#pragma unroll
-  for (int k = 0; k < kOfLane; ++k) {
-    if (first + k * kWarp * kValues < end) store_pack<Wire, kValues>(piece.bytes, k * kWarp + lane_index(), sums[k]);
+#pragma unroll 1
+  for (int i = lane_index(); i < end; i += kWarp) {
+    float sum[1] = {};
+    add_weighed<From, 1>(sum, rows, first + i);
+    reinterpret_cast<typename Wire::Bits*>(piece.bytes)[i] = protocol::encode<Wire>(sum[0]);
   }
 }
 

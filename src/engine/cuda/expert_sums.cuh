@@ -50,43 +50,6 @@ __device__ void add_weighed(float (&sums)[N], const WeighedRows& rows, std::int6
   }
 }
 
-// As add_weighed of N values from each of the elements first, first + step, ...: K times N values, of which those
-// behind `end` are not touched. All loads of two rows go before their sums, for rows that come from memory.
-template <class From, int N, int K>
-__device__ void add_weighed_at(float (&sums)[K][N], const WeighedRows& rows, int first, int step, int end) {
-  constexpr int kSize = static_cast<int>(sizeof(typename From::Bits));
-  constexpr int kPack = N * kSize >= 16 ? 16 / kSize : N;
-  constexpr int kPacks = N / kPack;
-  constexpr int kAtOnce = kPacks > 1 ? 1 : 2;
-  for (int begin = 0; begin < rows.count; begin += kAtOnce) {
-    Pack<From, kPack> packs[kAtOnce][K][kPacks];
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (begin + r >= rows.count) continue;
-      const auto* row = reinterpret_cast<const typename From::Bits*>(rows.rows[begin + r]);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (first + k * step >= end) continue;
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p)
-          packs[r][k][p] = reinterpret_cast<const Pack<From, kPack>*>(row + first + k * step)[p];
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (begin + r >= rows.count) continue;
-      const float weight = rows.weights[begin + r];
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (first + k * step >= end) continue;
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-          sums[k][i] = __fmaf_rn(weight, protocol::decode<From>(packs[r][k][i / kPack].bits[i % kPack]), sums[k][i]);
-      }
-    }
-  }
-}
-
 // A row of combine as values of one dtype. `vectors`: all may be accessed by 16 bytes.
 template <class Wire>
 struct PlainWire {
