@@ -3,6 +3,7 @@
 #
 #   make run             the main job: a layer's tokens to its experts and back, through every backend
 #   make test            build everything and run every test
+#   make test-gpu        builds what needs nvcc and runs its tests; without nvcc or a GPU they are skipped, which it says
 #   make bench           dispatch and combine beside memcpy and Open MPI, in turns; the last line has the worst ratios
 #   make check           format, clang-tidy, budgets, public headers
 #   make test-sanitize   the tests under address+undefined, then under the thread sanitizer
@@ -15,7 +16,7 @@ PREFIX ?= /usr/local
 SECONDS ?= 60
 BUILD := build/$(PRESET)
 
-.PHONY: run test bench check test-sanitize fuzz docs install clean
+.PHONY: run test test-gpu bench check test-sanitize fuzz docs install clean
 .DEFAULT_GOAL := run
 
 # Configures a preset when its folder is new; Ninja does it again by itself when a CMake file changes.
@@ -39,6 +40,16 @@ test:
 	@$(MAKE) --no-print-directory --silent $(BUILD)/build.ninja
 	@cmake --build --preset $(PRESET)
 	@ctest --preset $(PRESET)
+
+test-gpu:
+	@tools/install_packages build test
+	@if [ -z "$$(command -v nvcc)" ] && [ ! -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then \
+	  echo "test-gpu: skipped: no nvcc in PATH, CUDA_HOME or /usr/local/cuda"; \
+	else \
+	  $(MAKE) --no-print-directory --silent build/cuda/build.ninja && \
+	  cmake --build --preset cuda --target gpu_tests tokenyard_program && \
+	  ctest --test-dir build/cuda/tests/gpu --output-on-failure; \
+	fi
 
 bench:
 	@tools/install_packages build test bench

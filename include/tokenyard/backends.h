@@ -51,8 +51,8 @@ struct Contract {
   CountsOn counts_on = CountsOn::kNone;
   HandleUse handle_use = HandleUse::kNone;
   Ownership output_ownership = Ownership::kNone;
-  int max_in_flight = 0;  // operations whose output may be a live view at once
-  bool capturable = false;
+  int max_in_flight = 0;    // operations whose output may be a live view at once
+  bool capturable = false;  // without conditions; all_gather is when told the sizes (num_tokens_per_rank)
   int num_experts_multiple_of = 1;
   bool takes_topk_ids = false;
   bool topk_ids_required = false;
@@ -71,7 +71,7 @@ struct Contract {
   // Growth and per-call rows narrower than MoeParams::hidden_size.
   bool grows = false;
   // Communications of one group share their queues: while one is between the halves of a dispatch or combine, the
-  // others' are refused.
+  // others' are refused. Not on GPUs (Communication::contract says so).
   bool takes_turns = false;
 };
 
@@ -119,10 +119,14 @@ struct OneSidedConfig {
 // half on any rank. The death of a handle, creation, `destroy` and `poll` are calls of a communication too, so threads
 // that use several of one group take turns with these as well. Between the halves of an operation do nothing that waits
 // for peers: their send halves may need this rank's receive half to make room.
+//
+// On GPUs each communication has queues of its own, and nobody takes turns: when an operation runs is up to streams and
+// graphs there.
 struct TwoSidedConfig {
   // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB, or four rows where these
   // are more. A communication shares the group's queues when they hold as much and every rank still has them;
   // otherwise all ranks make new ones, for it and those to come. So make the one with the largest queues first.
+  // GPUs move large rows several times faster through queues of a few MiB.
   std::int64_t queue_bytes_per_peer = 0;
 };
 
@@ -162,8 +166,8 @@ struct BackendInfo {
 [[nodiscard]] Support probe(const BackendInfo& backend);
 
 // The one capacity function: bytes of the window that each rank provides. `two_sided`: with the queues, which all
-// communications of a group have once. Throws as `validate` does, and kInvalidArgument for sizes beyond
-// kMaxTensorBytes and where a byte budget is too small for any call.
+// communications of a group have once, or on GPUs each. Throws as `validate` does, and kInvalidArgument for sizes
+// beyond kMaxTensorBytes and where a byte budget is too small for any call.
 [[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
 // Bytes of the largest dispatch output (all payloads) of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);

@@ -39,8 +39,8 @@ class Core;
 // every operation returns kEnqueued, and what goes wrong later, also what is thrown on the host, is found by
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
 // same operation. Ids that are no experts are dropped. A rank's communications run in one order, the same on all ranks
-// that share a device. A fault names the peer that was waited for. So far: `one_sided`, one round at a time, and
-// `low_latency`, two; no RouteQuery.
+// that share a device. A fault names the peer that was waited for. So far: `one_sided`, `two_sided` and `all_gather`,
+// one round at a time, and `low_latency`, two; no RouteQuery.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo };
@@ -186,8 +186,8 @@ class Communication final {
   // the handle's combine returns.
   [[nodiscard]] TensorView combine_input(const Handle& handle, Dtype dtype);
   // all_gather, where rows lie in rank order whatever a dispatch brings: the same memory, [num_rows, hidden_size], also
-  // before the dispatch. Valid until the next combine returns. Waits for ranks that still read the last combine's rows;
-  // not defined while that combine is between its halves here.
+  // before the dispatch. Valid until the next combine returns. Waits for ranks that still read the last combine's rows
+  // (CUDA: the stream of the last operation does); not defined while that combine is between its halves here.
   [[nodiscard]] TensorView combine_input(std::int64_t num_rows, Dtype dtype);
 
   // The sticky fault, or kOk; where Contract::takes_turns, also another communication's. CUDA: of what has run so far;

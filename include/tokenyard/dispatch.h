@@ -37,7 +37,7 @@ struct DispatchInput {
   TensorView eplb_local_stats{};     // [n] i32, gathered to [num_ranks, n]
   std::span<const TensorView> extra_payloads{};  // each [num_tokens, *] of any dtype, opaque; at most 16
   // CUDA: how many of the tokens there are, in device memory, read when the operation runs; then the tensors' first
-  // dimension is the most that it may say. For captured graphs.
+  // dimension is the most that it may say. For captured graphs. all_gather: see DispatchOptions::num_tokens_per_rank.
   const std::int32_t* num_tokens_on_device = nullptr;
 };
 
@@ -56,7 +56,12 @@ struct DispatchOptions {
   // Use this handle's route again, with new rows and without ids (Contract::handle_use == kReplay). The result gets a
   // handle of its own, for its combine and for further replays.
   const Handle* replay = nullptr;
-  // all_gather: rows of each rank; checked against what the ranks really send. Empty: taken from the ranks.
+  // all_gather: rows of each rank, each at most max_tokens_per_rank; checked against what the ranks really send. Empty:
+  // taken from the ranks. CUDA: a dispatch that is told waits for nothing on the host and may be captured; one that is
+  // not waits there for the other ranks' sizes, bounded by the deadline, and is refused in a capture. With
+  // num_tokens_on_device the list has the most that each rank may bring: rows lie at places for that many, counts.*
+  // says as much, counts.tokens_per_source_on_device says how many there are, and rows behind them, of the result and
+  // of combine's output, are unspecified. Without the list the result has the rows that there are.
   std::span<const std::int64_t> num_tokens_per_rank{};
   // one_sided: tokens_per_rank of the result; own tokens <= it <= max_tokens_per_rank; equal on all ranks.
   std::optional<std::int64_t> runtime_max_tokens_per_rank{};
@@ -92,8 +97,8 @@ struct RowCounts {
   // once. Empty where ids are cargo, and on a replay, which carries none.
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
-  // CountsOn::kDevice: [num_ranks] i32, valid until the handle's combine or end; expert major also [num_local_experts]
-  // i32.
+  // CountsOn::kDevice, and the tokens where num_tokens_on_device was given: [num_ranks] i32, valid until the handle's
+  // combine or end; expert major also [num_local_experts] i32.
   TensorView rows_per_source_on_device{}, tokens_per_source_on_device{}, rows_per_expert_on_device{};
 };
 

@@ -23,16 +23,18 @@ struct BenchOptions {
   std::vector<std::int64_t> num_tokens{512};
   RankKind rank_kind = RankKind::kThreads;
   BenchShape shape{};
-  std::string skew = "uniform";
+  std::vector<std::string> skews{"uniform"};
   Dtype dtype = Dtype::kBf16;
-  bool cast = false;
+  std::vector<std::string> dispatch_dtypes{};  // "fp8", or the name of `dtype`, which it is when empty
   int num_threads = 1;
   int warmup = 5;
   int num_rounds = 30;
   bool pin = false;
   EngineOptions engine{};
-  int num_sms = 0;
+  std::vector<std::string> num_sms{"auto"};  // numbers, "auto" for what the library chooses, "all"
   bool graph = false;
+  bool eager = false;  // beside `graph`
+  int deadline_seconds = 60;
   bool limits = false;
   bool json = false;
 };

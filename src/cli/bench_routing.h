@@ -35,11 +35,14 @@ struct BenchShape {
 // The rank that owns an expert, by the rule of the library.
 [[nodiscard]] int bench_owner(const BenchShape& shape, int expert);
 
+// A row's values are those from here on of one long row.
+[[nodiscard]] inline std::int64_t bench_place(int rank, std::int64_t token) {
+  return std::int64_t{rank} * 7919 + token * 31;
+}
+
 // -1, 0 or 1.
 [[nodiscard]] inline float bench_value(int rank, std::int64_t token, std::int64_t column) {
-  const auto mixed = (static_cast<std::uint64_t>(rank) * 7919 + static_cast<std::uint64_t>(token) * 31 +
-                      static_cast<std::uint64_t>(column)) *
-                     0x9E3779B97F4A7C15ULL;
+  const auto mixed = static_cast<std::uint64_t>(bench_place(rank, token) + column) * 0x9E3779B97F4A7C15ULL;
   return static_cast<float>(static_cast<int>((mixed >> 40) % 3) - 1);
 }
 

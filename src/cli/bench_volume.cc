@@ -24,8 +24,8 @@ std::int64_t rows_between(const BenchJob& job, const Contract& contract, int sou
 
 std::int64_t dispatched_row_bytes(const BenchJob& job) {
   const std::int64_t routing = std::int64_t{job.shape.top_k} * 8;
-  if (job.cast == DispatchCast::kNone) return job.shape.hidden_size * size_of(job.dtype) + routing;
-  const protocol::RowBytes row = protocol::cast_row_bytes(job.cast, job.shape.hidden_size);
+  if (job.rows == BenchRows::kPlain) return job.shape.hidden_size * size_of(job.dtype) + routing;
+  const protocol::RowBytes row = protocol::cast_row_bytes(DispatchCast::kFp8Block128, job.shape.hidden_size);
   return row.values + row.scales + routing;
 }
 

@@ -6,7 +6,7 @@
 
 #include "tokenyard/backends.h"
 
-#include "cli/bench_rank.h"
+#include "cli/bench_job.h"
 
 namespace tokenyard::cli {
 

@@ -34,13 +34,13 @@ std::string describe_devices(const EngineChoice& choice) {
 }
 
 EngineChoice choose_engine(const EngineOptions& options) {
-  EngineChoice choice{.kind = options.kind, .devices = options.devices, .device_name = {}};
+  EngineChoice choice{.kind = options.kind, .devices = options.devices, .device_name = {}, .num_sms = 0};
   if (choice.on_host()) {
     if (options.devices.empty() && options.num_devices == 0) return choice;
     throw Error(ErrorCode::kInvalidArgument, "--device and --num-devices are for --engine cuda");
   }
-  const std::vector<std::string> there = cuda_devices();
-  const auto count = static_cast<int>(there.size());
+  const CudaDevices there = cuda_devices();
+  const auto count = static_cast<int>(there.names.size());
   if (options.num_devices > count) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--num-devices is {}; this machine has {}", options.num_devices, count));
@@ -54,7 +54,8 @@ EngineChoice choose_engine(const EngineOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--device has {}; this machine has devices 0 to {}", device, count - 1));
   }
-  choice.device_name = there[static_cast<std::size_t>(choice.devices.front())];
+  choice.device_name = there.names[static_cast<std::size_t>(choice.devices.front())];
+  choice.num_sms = there.num_sms;
   return choice;
 }
 

@@ -28,6 +28,7 @@ struct EngineChoice {
   EngineKind kind = EngineKind::kHost;
   std::vector<int> devices;  // as the CUDA runtime counts; empty for the host
   std::string device_name;   // of the first device
+  int num_sms = 0;           // multiprocessors of the machine's device that has fewest; 0 for the host
 
   [[nodiscard]] bool on_host() const { return kind == EngineKind::kHost; }
 

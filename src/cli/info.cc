@@ -23,6 +23,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Where contracts differ by engine, as Communication::contract() tells.
+constexpr const char* kOnGpus = "On GPUs `takes_turns` is no: each communication has queues of its own.";
+
 struct Described {
   const BackendInfo* info;
   Support support;
@@ -113,6 +116,7 @@ void print_for_people() {
   }
   fmt::print("\ncontracts\n");
   print_aligned(contract_rows(described));
+  fmt::print("\n  {}\n", kOnGpus);
 }
 
 void print_markdown_table(const Table& table) {
@@ -130,6 +134,7 @@ void print_markdown() {
       "What each backend takes, gives and promises, as `tokenyard::Contract` says it; a `DispatchInput` member or an "
       "option that a backend does not take is refused when set.\n\n");
   print_markdown_table(contract_rows(described));
+  fmt::print("\n{}\n", kOnGpus);
   fmt::print("\n## Names\n\nEvery place that takes a backend's name takes these too.\n\n");
   Table names{{"name", "aliases", "class of the seed", "use it when"}};
   for (const auto& [info, support, unused] : described) {

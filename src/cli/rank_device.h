@@ -54,7 +54,7 @@ class RankDevice {
   virtual void finish(const Communication& communication, const Status& status) = 0;
   // The microseconds of one phase, finished.
   virtual double timed(const Communication& communication, const Phase& phase) = 0;
-  // One round, finished. After `capture` it is the captured one.
+  // One round, finished. After `capture` it is the captured one, right behind another.
   virtual RoundTimes play(const Communication& communication, const Round& round) = 0;
 
   // Captures the round for `play` and `train`; no rank may be inside an operation. Throws kUnsupported on the host.

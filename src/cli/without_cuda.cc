@@ -16,11 +16,15 @@ namespace {
 
 }  // namespace
 
-std::vector<std::string> cuda_devices() {
+CudaDevices cuda_devices() {
   refuse();
 }
 
 std::unique_ptr<RankDevice> make_cuda_rank_device(int /*device*/) {
+  refuse();
+}
+
+LinkLimit measure_link_limit(const EngineChoice& /*engine*/) {
   refuse();
 }
 

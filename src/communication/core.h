@@ -117,6 +117,7 @@ class Core {
 
   void require_usable() const;
   [[nodiscard]] bool uses_queues() const;
+  [[nodiscard]] bool shares_queues() const;  // with other communications of the group
   // Nothing where there are none.
   [[nodiscard]] engine::SharedQueues::Visit visit_queues() const;
   Route& take_route();

@@ -78,6 +78,7 @@ Status Core::dispatch_send(const DispatchInput& input,
   if (!in_one_call) {
     route.request.stats = {};
     route.request.topk_ids = {};
+    route.request.num_tokens_per_rank = {};
   }
   if (!status.ok()) return status;
   route.state = RouteState::kSent;

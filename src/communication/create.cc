@@ -87,6 +87,12 @@ bool Core::uses_queues() const {
   return limits_.plan.spec.transport == protocol::Transport::kQueue;
 }
 
+// On GPUs each communication has queues of its own: graphs and streams decide when its operations run, so turns that
+// the host takes would say nothing.
+bool Core::shares_queues() const {
+  return uses_queues() && engine::find_engine(options_.engine).memory == DeviceKind::kCpu;
+}
+
 // Everything that must agree, in one exchange; a rank whose arguments make no sense says so in its place. What ranks
 // offer of their queues comes with it, in a line of its own, for it may differ.
 std::vector<std::string> Core::require_agreement() {
@@ -94,7 +100,7 @@ std::vector<std::string> Core::require_agreement() {
   const std::optional<Error> failure = failure_in([&] {
     const std::string agreed = agreed_text();
     if (uses_queues()) {
-      queues_ = queues_of(group_, limits_.plan.shape.queue_bytes);
+      if (shares_queues()) queues_ = queues_of(group_, limits_.plan.shape.queue_bytes);
       text = queue_offer(group_, queues_) + "\n";
     }
     text += agreed;
@@ -184,7 +190,10 @@ void Core::make_window() {
     limits_.device = window_->device();
     contract_ = info().contract;
     if (limits_.device.kind == DeviceKind::kCuda && contract_.capturable) contract_.counts_on = CountsOn::kDevice;
-    if (makes_queues) queue_window = fabric.allocate({.bytes = queue_layout.bytes()});
+    contract_.takes_turns = shares_queues();
+    if (makes_queues) {
+      queue_window = fabric.allocate({.bytes = queue_layout.bytes(), .device = {engine.memory, options_.device}});
+    }
   });
   if (makes_queues) all_or_none([&] { queue_window->connect(group_, deadline); });
   all_or_none([&] {
@@ -208,7 +217,7 @@ void Core::make_window() {
     pool_->core = this;
     make_routes();
   });
-  if (makes_queues) publish_queues(group_, queues_);
+  if (makes_queues && shares_queues()) publish_queues(group_, queues_);
 }
 
 // On a GPU memory is not made inside a round, where it would wait for kernels that wait for this rank.

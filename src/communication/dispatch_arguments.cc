@@ -193,9 +193,14 @@ void check_tokens_per_rank(const Limits& limits, const DispatchOptions& options,
     refuse("num_tokens_per_rank says " + std::to_string(own) + " for this rank and hidden_states has " +
            std::to_string(own_tokens) + " rows");
   }
+  const std::int64_t most = limits.params.max_tokens_per_rank;
+  const auto wrong = std::ranges::find_if(list, [most](std::int64_t tokens) { return tokens < 0 || tokens > most; });
+  if (wrong == list.end()) return;
+  refuse("num_tokens_per_rank says " + std::to_string(*wrong) + " for rank " + std::to_string(wrong - list.begin()) +
+         "; it must be in [0, max_tokens_per_rank = " + std::to_string(most) + "]");
 }
 
-// Values of which an error names both sides; a list of them as a digest, which is never negative.
+// Values of which an error names both sides; a list of them as a digest.
 void set_agreed(const Limits& limits, const DispatchOptions& options, Route& route) {
   engine::DispatchRequest& request = route.request;
   if (limits.plan.spec.placement == protocol::Placement::kRankMajor) {
@@ -209,11 +214,12 @@ void set_agreed(const Limits& limits, const DispatchOptions& options, Route& rou
     request.agreed_name = "num_experts";
     return;
   }
+  request.num_tokens_per_rank = options.num_tokens_per_rank;
   if (options.num_tokens_per_rank.empty()) return;
   protocol::Digest digest;
   for (const std::int64_t tokens : options.num_tokens_per_rank)
     digest.add(static_cast<std::uint64_t>(tokens));
-  request.agreed = static_cast<std::int64_t>(digest.value() >> 1);
+  request.agreed = protocol::as_agreed(digest);
   request.agreed_name = "num_tokens_per_rank (digests)";
 }
 

@@ -10,16 +10,17 @@
 
 namespace tokenyard::communication {
 
+TensorView Received::on_device(std::int32_t* counts, std::int64_t entries) const {
+  TensorView view(counts, Dtype::kI32, {entries});
+  view.device = limits_.device;
+  return view;
+}
+
 void Received::tell_device_counts(const engine::Round& round, RowCounts& counts) const {
   counts.num_rows = -1;
   counts.dropped_rows = 0;
   counts.rows_per_source.clear();
   counts.tokens_per_source.clear();
-  const auto on_device = [this](std::int32_t* values, std::int64_t entries) {
-    TensorView view(values, Dtype::kI32, {entries});
-    view.device = limits_.device;
-    return view;
-  };
   counts.rows_per_source_on_device = on_device(round.rows_on_device, limits_.num_ranks);
   counts.tokens_per_source_on_device = on_device(round.tokens_on_device, limits_.num_ranks);
   if (round.experts.rows_on_device == nullptr) return;
@@ -39,6 +40,8 @@ void Received::fill_counts(const Route& route, RowCounts& counts) const {
   counts.aligned_rows_per_expert.clear();
   counts.rows_per_source_on_device = counts.tokens_per_source_on_device = counts.rows_per_expert_on_device = {};
   if (round.rows_on_device != nullptr) return tell_device_counts(round, counts);
+  if (round.tokens_on_device != nullptr)
+    counts.tokens_per_source_on_device = on_device(round.tokens_on_device, limits_.num_ranks);
   if (!route.request.outputs.count_experts) return;
   counts.rows_per_expert.assign(round.rows_per_expert.begin(), round.rows_per_expert.end());
   for (const std::int64_t rows : counts.rows_per_expert) {

@@ -92,6 +92,8 @@ struct DispatchRequest {
   std::int64_t agreed = kNotGiven;
   const char* agreed_name = "";
   std::int64_t row_limit = 0;  // final places: rows to keep
+  // Every rank: what each rank brings, as the caller says; `agreed` stands for it. Empty: found out. For the send half.
+  std::span<const std::int64_t> num_tokens_per_rank{};
   std::int64_t tokens_per_rank = 0;
   DispatchOutputs outputs{};  // set before the receive half
   // Both halves run in one call, so an engine may do all of it in the second.

@@ -24,4 +24,9 @@ class Digest {
   std::uint64_t value_ = 0xCBF29CE484222325ULL;
 };
 
+// In place of a value that must agree, none of which are negative.
+[[nodiscard]] TOKENYARD_HD constexpr std::int64_t as_agreed(const Digest& digest) {
+  return static_cast<std::int64_t>(digest.value() >> 1);
+}
+
 }  // namespace tokenyard::protocol

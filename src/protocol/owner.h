@@ -25,8 +25,28 @@ TOKENYARD_HD constexpr int owner_of(int num_experts, int num_ranks, int expert) 
   return expert < boundary ? expert / (small + 1) : larger + (expert - boundary) / small;
 }
 
-// The same without division, which takes a GPU longer than the rest of a token's route: n / d is the high half of
-// n * ceil(2^32 / d) as long as n * d < 2^32.
+// Division by a number that is known before: it takes a GPU longer than the rest of a token's route. n / d is the high
+// half of n * ceil(2^32 / d) as long as n * d < 2^32.
+class Divisor {
+ public:
+  Divisor() = default;
+
+  constexpr explicit Divisor(int value)
+      : value_(static_cast<std::uint32_t>(value)),
+        reciprocal_(value < 2 ? 0 : static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + value_ - 1) / value_)) {}
+
+  [[nodiscard]] TOKENYARD_HD constexpr std::uint32_t value() const { return value_; }
+
+  [[nodiscard]] TOKENYARD_HD constexpr std::uint32_t divide(std::uint32_t n) const {
+    return reciprocal_ == 0 ? n : static_cast<std::uint32_t>(std::uint64_t{n} * reciprocal_ >> 32);
+  }
+
+ private:
+  std::uint32_t value_ = 1;
+  std::uint32_t reciprocal_ = 0;  // 0 of 1, and of 0, by which nobody divides
+};
+
+// owner_of by such divisors.
 class OwnerRule {
  public:
   static constexpr int kMostExperts = 1 << 16;
@@ -36,28 +56,20 @@ class OwnerRule {
   constexpr OwnerRule(int num_experts, int num_ranks)
       : boundary_(num_experts - (num_ranks - num_experts % num_ranks) * (num_experts / num_ranks)),
         larger_(num_experts % num_ranks),
-        per_small_(reciprocal(num_experts / num_ranks)),
-        per_large_(reciprocal(num_experts / num_ranks + 1)) {}
+        small_(num_experts / num_ranks),
+        large_(num_experts / num_ranks + 1) {}
 
   // `expert` in [0, num_experts), which are fewer than kMostExperts.
   [[nodiscard]] TOKENYARD_HD constexpr int owner_of(int expert) const {
-    return expert < boundary_ ? divide(expert, per_large_) : larger_ + divide(expert - boundary_, per_small_);
+    const auto of = [](Divisor block, int n) { return static_cast<int>(block.divide(static_cast<std::uint32_t>(n))); };
+    return expert < boundary_ ? of(large_, expert) : larger_ + of(small_, expert - boundary_);
   }
 
  private:
-  // 0 for 1, whose quotient is told apart, and for 0, by which nobody divides.
-  static constexpr std::uint32_t reciprocal(int divisor) {
-    return divisor < 2 ? 0 : static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + divisor - 1) / divisor);
-  }
-
-  TOKENYARD_HD static constexpr int divide(int n, std::uint32_t reciprocal) {
-    return reciprocal == 0 ? n : static_cast<int>(static_cast<std::uint64_t>(n) * reciprocal >> 32);
-  }
-
   int boundary_ = 0;  // experts of the ranks that hold one more
   int larger_ = 0;
-  std::uint32_t per_small_ = 0;
-  std::uint32_t per_large_ = 0;
+  Divisor small_{};
+  Divisor large_{};
 };
 
 }  // namespace tokenyard::protocol

@@ -7,6 +7,7 @@
 //   begun          peer p its own line a phase   this rank, when it waits: the operation that p took up last
 //   filled         source s its own line a phase this rank: entries of s's queue to it
 //   drained        peer p its own line a phase   this rank: entries of this rank's queue to p
+// (large queues have a few lines of words, not one)
 //   queues         source s its own a phase      this rank
 //
 // Every word but life carries a turn: the number of an operation among those of all communications on these queues, one
@@ -23,6 +24,15 @@
 namespace tokenyard::protocol {
 
 inline constexpr int kNumQueuePhases = 2;  // dispatch and combine
+
+// Who splits a queue has words for each part of it, so there is a line of words for each so many bytes.
+inline constexpr std::int64_t kQueueBytesPerLine = 256 << 10;
+inline constexpr int kMaxWordLines = 4;
+
+TOKENYARD_HD constexpr int word_lines(std::int64_t queue_bytes) {
+  const std::int64_t lines = ceil_div(queue_bytes, kQueueBytesPerLine);
+  return lines < kMaxWordLines ? static_cast<int>(lines) : kMaxWordLines;
+}
 
 // Drained words: the receiver needs no more entries of this turn, and has read all that it will.
 inline constexpr std::uint32_t kNeedsNoMore = 0xFFFFFFFE;
@@ -59,7 +69,9 @@ class QueueLayout {
     layout.num_ranks_ = num_ranks;
     layout.queue_bytes_ = queue_bytes;
     layout.words_ = align_up(std::int64_t{num_ranks} * kLineBytes, kSectionAlignment);
-    layout.queues_ = layout.words_ + align_up(kNumWords * kNumQueuePhases * num_ranks * kLineBytes, kSectionAlignment);
+    layout.word_stride_ = word_lines(queue_bytes) * kLineBytes;
+    layout.queues_ =
+        layout.words_ + align_up(kNumWords * kNumQueuePhases * num_ranks * layout.word_stride_, kSectionAlignment);
     layout.stride_ = align_up(queue_bytes, kSectionAlignment);
     return layout;
   }
@@ -90,12 +102,12 @@ class QueueLayout {
   static constexpr std::int64_t kNumWords = 3;
 
   TOKENYARD_HD constexpr std::int64_t word(int kind, int phase, int peer) const {
-    return words_ + ((static_cast<std::int64_t>(kind) * kNumQueuePhases + phase) * num_ranks_ + peer) * kLineBytes;
+    return words_ + ((static_cast<std::int64_t>(kind) * kNumQueuePhases + phase) * num_ranks_ + peer) * word_stride_;
   }
 
   int num_ranks_ = 1;
   std::int64_t queue_bytes_ = 0;
-  std::int64_t words_ = 0, queues_ = 0, stride_ = 0;
+  std::int64_t words_ = 0, word_stride_ = 0, queues_ = 0, stride_ = 0;
 };
 
 }  // namespace tokenyard::protocol

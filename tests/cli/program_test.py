@@ -159,11 +159,23 @@ class Bench(unittest.TestCase):
         trace = f"trace:{LAYER / 'tokens.safetensors'}"
         for skew in ("zipf:1.1", "one", trace):
             lines = json_lines("bench", "--num-ranks", 2, "--hidden-size", 40, "--num-tokens", 7, "--num-rounds", 2,
-                               "--skew", skew, "--backend", "low_latency,two_sided", "--cast", "--json")
-            self.assertEqual([line["dispatch_dtype"] for line in lines], ["fp8", "bf16"])
+                               "--skew", skew, "--backend", "low_latency,two_sided", "--dispatch-dtype", "fp8", "--json")
+            self.assertEqual([line["dispatch_dtype"] for line in lines], ["fp8", "fp8"])
+
+    def test_lists_are_measured_one_by_one(self):
+        lines = json_lines("bench", *self.SMALL, "--backend", "one_sided,high_throughput", "--num-tokens", 5,
+                           "--dispatch-dtype", "bf16,fp8", "--skew", "uniform,one")
+        self.assertEqual([(line["backend"], line["dispatch_dtype"], line["skew"]) for line in lines],
+                         [(backend, dtype, skew) for backend in ("one_sided", "high_throughput")
+                          for dtype in ("bf16", "fp8") for skew in ("uniform", "one")])
+        # Expert 0 has every token, so rank 1 and rank 2 send all of theirs to rank 0: 40 codes and one scale a row.
+        bf16, fp8 = (line for line in lines[:4] if line["skew"] == "one")
+        self.assertEqual(bf16["dispatch_bytes"] // (40 * 2 + 3 * 8), fp8["dispatch_bytes"] // (40 + 4 + 3 * 8))
+        self.assertEqual(fp8["dispatch_bytes"] % (40 + 4 + 3 * 8), 0)
+        self.assertEqual(fp8["combine_bytes"], bf16["combine_bytes"])
 
     def test_wrong_options_are_refused(self):
-        for wrong, word in ((("--skew", "even"), "even"), (("--skew", "zipf:x"), "zipf"),
+        for wrong, word in ((("--dispatch-dtype", "f32"), "f32"), (("--skew", "even"), "even"), (("--skew", "zipf:x"), "zipf"),
                             (("--num-experts", 12, "--top-k", 13), "13"), (("--num-tokens", 0), "num-tokens"),
                             (("--skew", "trace:/nowhere"), "/nowhere"), (("--dtype", "fp4"), "fp4")):
             result = run("bench", "--backend", "one_sided", "--num-rounds", 1, *wrong)
@@ -198,7 +210,7 @@ class Cuda(unittest.TestCase):
 
     def test_devices_are_for_cuda(self):
         for wrong in (("run", "--device", 0), ("run", "--num-devices", 1), ("bench", "--device", 0),
-                      ("bench", "--graph"), ("bench", "--num-sms", 4)):
+                      ("bench", "--graph"), ("bench", "--eager"), ("bench", "--num-sms", 4)):
             result = run(*wrong)
             self.assertEqual(result.returncode, 1)
             self.assertIn("are for --engine cuda", result.stderr)
@@ -224,26 +236,54 @@ class Cuda(unittest.TestCase):
     def test_bench_is_right_and_measured(self):
         self.need_device()
         for more in ((), ("--graph",), ("--graph", "--num-sms", 2), ("--rank-kind", "processes")):
-            lines = json_lines("bench", "--engine", "cuda", *Bench.SMALL, "--num-tokens", "5,9", *more)
-            self.assertEqual([line["num_tokens"] for line in lines if line["backend"] == "one_sided"], [5, 9])
+            lines = json_lines("bench", "--engine", "cuda", "--backend", "one_sided", *Bench.SMALL, "--num-tokens", "5,9",
+                               *more)
+            self.assertEqual([line["num_tokens"] for line in lines], [5, 9])
             for line in lines:
                 self.assertEqual((line["engine"], line["graph"]), ("cuda", "--graph" in more))
+                self.check_link(line)
                 self.assertEqual("pipelined_us" in line, line["graph"])
                 for time in ("dispatch_us", "combine_us", "round_us"):
                     self.assertGreater(line[time]["median"], 0)
                 if len(line["devices"]) == 1:
                     self.assertEqual(line["dispatch_bytes_per_direction"], 0)
 
+    def check_link(self, line):
+        if len(line["devices"]) == 1 or line["link"] == "no link":
+            self.assertEqual((line["void"], line["fraction_of_link_floor"]), (False, None))
+            return
+        self.assertEqual(line["void"], line["link_gb_per_s"] < 350)
+        for phase in ("dispatch", "combine"):
+            floor = line[f"{phase}_bytes_per_direction"] / line["link_gb_per_s"] / 1e3
+            self.assertAlmostEqual(line["fraction_of_link_floor"][phase], floor / line[f"{phase}_us"]["median"], places=6)
+
+    def test_lists_are_measured_one_by_one(self):
+        self.need_device()
+        lines = json_lines("bench", "--engine", "cuda", "--backend", "one_sided", *Bench.SMALL, "--num-tokens", 6,
+                           "--num-sms", "1,auto,all", "--graph", "--eager", "--dispatch-dtype", "bf16,fp8",
+                           "--skew", "uniform,zipf:1.0")
+        most = lines[2]["num_sms"]
+        self.assertGreater(most, 1)
+        self.assertEqual([(line["dispatch_dtype"], line["skew"], line["graph"], line["num_sms"]) for line in lines],
+                         [(dtype, skew, graph, num_sms) for dtype in ("bf16", "fp8") for skew in ("uniform", "zipf:1.0")
+                          for graph in (False, True) for num_sms in (1, 0, most)])
+
     def test_limits_are_measured(self):
         self.need_device()
-        lines = {(line["limit"], line.get("blocks")): line for line in json_lines("bench", "--limits")}
+        lines = {(line["limit"], line.get("blocks")): line for line in json_lines("bench", "--limits", "--num-devices", 1)}
         self.assertGreater(lines["empty_kernel", None]["us"], 0)
-        if len(lines["empty_kernel", None]["devices"]) < 2:
+        self.assertEqual((lines["link", None]["link"], lines["link", None]["void"]), ("no link", False))
+        self.assertNotEqual(lines["link", None]["reason"], "")
+        lines = {(line["limit"], line.get("blocks")): line for line in json_lines("bench", "--limits")
+                 if len(line["devices"]) <= 2}
+        for blocks in (8, 16, 32, 48, 132):
+            self.assertGreater(lines["local_copy", blocks]["gb_per_s"], 0)
+        if lines["link", None]["link"] == "no link":
             self.skipTest("nothing of a link: needs two GPUs that reach each other")
         for name in ("peer_stores", "peer_bulk_stores", "peer_loads"):
-            for blocks in (8, 16, 48, 132):
+            for blocks in (8, 16, 32, 48, 132):
                 self.assertEqual(len(lines[name, blocks]["gb_per_s_of_each"]), 2)
-        best = max(line["gb_per_s"] for (name, _), line in lines.items() if name.startswith(("peer_", "copy_")))
+        best = max(line["gb_per_s"] for (name, _), line in lines.items() if name in ("peer_stores", "peer_bulk_stores"))
         self.assertEqual(lines["link", None]["gb_per_s"], best)
         self.assertEqual(lines["link", None]["void"], best < 350)
         self.assertGreater(lines["pair_barrier", None]["us"], lines["empty_kernel", None]["us"])

@@ -195,6 +195,14 @@ std::vector<BadDispatchCase> make_member_cases() {
              call.options.num_tokens_per_rank = call.numbers;
            },
        .applies = [](const Contract& contract) { return contract.takes_num_tokens_per_rank; }},
+      {.name = "tokens_per_rank_beyond_the_most",
+       .message_parts = {"1048576", "rank 2"},
+       .spoil =
+           [](BadDispatch& call) {
+             call.numbers = {6, 6, 1 << 20};
+             call.options.num_tokens_per_rank = call.numbers;
+           },
+       .applies = [](const Contract& contract) { return contract.takes_num_tokens_per_rank; }},
       {.name = "unused_cast",
        .message_parts = {"cast"},
        .spoil = [](BadDispatch& call) { call.options.cast = DispatchCast::kFp8Block128; },

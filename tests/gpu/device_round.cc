@@ -125,6 +125,56 @@ Status DeviceRounds::outcome(Communication& communication, const Status& status)
   return communication.poll();
 }
 
+Status DeviceRounds::run_dispatch(Communication& communication,
+                                  const DispatchInput& input,
+                                  const DispatchOptions& options,
+                                  DispatchResult& result) const {
+  if (!options_.halves) return communication.dispatch(input, options, result);
+  auto* split = communication.get<SplitPhases>();
+  const Status sent = split->dispatch_send(input, options, result);
+  if (!sent.ok()) return sent;
+  spoil_sent();
+  return split->dispatch_receive(options, result);
+}
+
+Status DeviceRounds::run_combine(Communication& communication,
+                                 Handle& handle,
+                                 const CombineInput& input,
+                                 const CombineOptions& options,
+                                 TensorView& output) const {
+  if (!options_.halves) return communication.combine(handle, input, options, output);
+  auto* split = communication.get<SplitPhases>();
+  const Status sent = split->combine_send(handle, input, options);
+  if (!sent.ok()) return sent;
+  spoil_sent();
+  return split->combine_receive(handle, output);
+}
+
+void DeviceRounds::spoil_sent() const {
+  check_cuda(cudaMemsetAsync(arena_ + sent_begin_, 0xFF, static_cast<std::size_t>(sent_end_ - sent_begin_), stream_),
+             "cudaMemsetAsync");
+}
+
+// Where counts stay on the device.
+void DeviceRounds::bring_counts(const Communication& communication, DispatchResult& result) {
+  RowCounts& counts = result.counts;
+  if (!counts.rows_per_source_on_device.defined()) return synchronize();
+  const TensorView rows = mirror(counts.rows_per_source_on_device);
+  const TensorView tokens = mirror(counts.tokens_per_source_on_device);
+  const TensorView by_expert = mirror(counts.rows_per_expert_on_device);
+  synchronize();
+  counts.num_rows = 0;
+  for (int source = 0; source < communication.num_ranks(); ++source) {
+    counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
+    counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
+    counts.num_rows += counts.rows_per_source.back();
+  }
+  if (!by_expert.defined()) return count_experts(communication, result);
+  const auto* begin = by_expert.as<std::int32_t>();
+  counts.rows_per_expert.assign(begin, begin + by_expert.num_elements());
+  counts.aligned_rows_per_expert = counts.rows_per_expert;
+}
+
 Status DeviceRounds::dispatch(Communication& communication,
                               const DispatchInput& input,
                               const DispatchOptions& options,
@@ -133,6 +183,7 @@ Status DeviceRounds::dispatch(Communication& communication,
     used_ = 0;
     mirrors_.clear();
   }
+  sent_begin_ = used_;
   extras_.clear();
   DispatchInput on_device = input;
   for (TensorView* view : {&on_device.hidden_states, &on_device.topk_ids, &on_device.topk_weights,
@@ -141,6 +192,7 @@ Status DeviceRounds::dispatch(Communication& communication,
   for (const TensorView& extra : input.extra_payloads)
     extras_.push_back(to_device(extra));
   on_device.extra_payloads = extras_;
+  sent_end_ = used_;
   DispatchOptions with_stream = options;
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
@@ -163,14 +215,7 @@ Status DeviceRounds::dispatch(Communication& communication,
   }
   with_stream.routes_per_expert = to_device(options.routes_per_expert);
   with_stream.wait_per_source = to_device(options.wait_per_source);
-  Status status;
-  if (auto* split = communication.get<SplitPhases>(); options_.halves) {
-    status = split->dispatch_send(on_device, with_stream, result);
-    if (status.ok()) status = split->dispatch_receive(with_stream, result);
-  } else {
-    status = communication.dispatch(on_device, with_stream, result);
-  }
-  status = outcome(communication, status);
+  const Status status = outcome(communication, run_dispatch(communication, on_device, with_stream, result));
   if (status.code != StatusCode::kOk) return status;
   to_host(options.routes_per_expert, with_stream.routes_per_expert);
   to_host(options.wait_per_source, with_stream.wait_per_source);
@@ -190,26 +235,8 @@ Status DeviceRounds::dispatch(Communication& communication,
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);
-  show_counts(communication, result);
+  bring_counts(communication, result);
   return status;
-}
-
-void DeviceRounds::show_counts(const Communication& communication, DispatchResult& result) {
-  RowCounts& counts = result.counts;
-  const TensorView rows = mirror(counts.rows_per_source_on_device);
-  const TensorView tokens = mirror(counts.tokens_per_source_on_device);
-  const TensorView by_expert = mirror(counts.rows_per_expert_on_device);
-  synchronize();
-  counts.num_rows = 0;
-  for (int source = 0; source < communication.num_ranks(); ++source) {
-    counts.rows_per_source.push_back(rows.as<std::int32_t>()[source]);
-    counts.tokens_per_source.push_back(tokens.as<std::int32_t>()[source]);
-    counts.num_rows += counts.rows_per_source.back();
-  }
-  if (!by_expert.defined()) return count_experts(communication, result);
-  const auto* begin = by_expert.as<std::int32_t>();
-  counts.rows_per_expert.assign(begin, begin + by_expert.num_elements());
-  counts.aligned_rows_per_expert = counts.rows_per_expert;
 }
 
 Status DeviceRounds::combine(Communication& communication,
@@ -218,6 +245,7 @@ Status DeviceRounds::combine(Communication& communication,
                              const CombineOptions& options,
                              TensorView& output) {
   CombineInput on_device = input;
+  sent_begin_ = used_;
   TensorView window;
   if (options_.zero_copy) window = communication.combine_input(handle, input.expert_output.dtype);
   if (window.defined()) {
@@ -231,6 +259,7 @@ Status DeviceRounds::combine(Communication& communication,
   } else {
     on_device.expert_output = to_device(input.expert_output);
   }
+  sent_end_ = used_;
   on_device.topk_weights = to_device(input.topk_weights);
   for (TensorView& bias : on_device.bias)
     bias = to_device(bias);
@@ -238,14 +267,8 @@ Status DeviceRounds::combine(Communication& communication,
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   TensorView output_on_device = to_device(output);
-  Status status;
-  if (auto* split = communication.get<SplitPhases>(); options_.halves) {
-    status = split->combine_send(handle, on_device, with_stream);
-    if (status.ok()) status = split->combine_receive(handle, output_on_device);
-  } else {
-    status = communication.combine(handle, on_device, with_stream, output_on_device);
-  }
-  status = outcome(communication, status);
+  const Status status =
+      outcome(communication, run_combine(communication, handle, on_device, with_stream, output_on_device));
   if (status.code != StatusCode::kOk) return status;
   to_host(output, output_on_device);
   synchronize();

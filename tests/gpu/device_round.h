@@ -28,8 +28,8 @@ class DeviceRounds {
   struct Options {
     int device = 0;
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
+    bool halves = false;     // each phase in two halves, between which what was sent is overwritten
     int num_sms = 0;
-    bool halves = false;       // every phase in two
     int rounds_in_flight = 1;  // dispatches before the first of their combines
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
@@ -62,9 +62,19 @@ class DeviceRounds {
   void synchronize() const;
 
  private:
+  Status run_dispatch(Communication& communication,
+                      const DispatchInput& input,
+                      const DispatchOptions& options,
+                      DispatchResult& result) const;
+  Status run_combine(Communication& communication,
+                     Handle& handle,
+                     const CombineInput& input,
+                     const CombineOptions& options,
+                     TensorView& output) const;
+  // Overwrites what the last operation was given to send.
+  void spoil_sent() const;
+  void bring_counts(const Communication& communication, DispatchResult& result);
   TensorView mirror(const TensorView& device);
-  // What the counts on the device say, in the members for the host.
-  void show_counts(const Communication& communication, DispatchResult& result);
   std::byte* take(std::int64_t bytes);
   Status outcome(Communication& communication, const Status& status) const;
 
@@ -73,6 +83,8 @@ class DeviceRounds {
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
   int num_dispatches_ = 0;
+  std::int64_t sent_begin_ = 0;  // in the arena
+  std::int64_t sent_end_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
 };

@@ -80,7 +80,7 @@ std::string title(const testing::TestParamInfo<Shape>& info) {
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
   for (const bool spread : {false, true}) {
-    for (const int num_ranks : {1, 2, 3, 4, 8})
+    for (const int num_ranks : {1, 2, 3, 4, 8, 16})
       all.push_back({.num_ranks = num_ranks, .hidden_size = 128, .spread = spread});
     for (const int hidden_size : {7, 2048, 2880, 7168, 8192, 16384})
       all.push_back({.hidden_size = hidden_size, .max_tokens = 20, .spread = spread});

@@ -31,6 +31,16 @@ TEST(BenchVolume, OwnRowsDoNotCross) {
   EXPECT_EQ(volume.combine_bytes, 11 * kRowBytes);
 }
 
+TEST(BenchVolume, Fp8RowsAreCodesAndScales) {
+  for (const BenchRows rows : {BenchRows::kCast, BenchRows::kQuantised}) {
+    BenchJob job = job_of_four({});
+    job.rows = rows;
+    const BenchVolume volume = volume_between_ranks(job, compact());
+    EXPECT_EQ(volume.dispatch_bytes, 11 * (kHidden + 4 + 2 * 8));
+    EXPECT_EQ(volume.combine_bytes, 11 * kRowBytes);
+  }
+}
+
 TEST(BenchVolume, EveryRowGoesToEveryRankWhereAllGatherMovesIt) {
   const BenchVolume volume = volume_between_ranks(job_of_four({}), find_backend("all_gather").contract);
   EXPECT_EQ(volume.dispatch_bytes, 4 * 3 * 2 * kRoutedRowBytes);

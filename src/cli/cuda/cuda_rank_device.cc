@@ -109,10 +109,13 @@ class CudaRankDevice final : public RankDevice {
     return end_.microseconds_since(start_);
   }
 
-  // Ranks meet once: in a model, too, nothing but the device's own order stands between the phases.
+  // Ranks meet once: in a model, too, nothing but the device's own order stands between the phases. Captured rounds
+  // follow another one, whose end the devices reach together; the hosts' launches differ by more than small rounds
+  // take.
   RoundTimes play(const Communication& communication, const Round& round) override {
     round.meet();
     if (timed_graph_ != nullptr) {
+      launch(stream_.get(), graph_);
       launch(stream_.get(), timed_graph_);
     } else {
       put_on_stream(round, false);

@@ -5,68 +5,51 @@
 
 #include <algorithm>
 #include <array>
-#include <new>
 
 #include "tokenyard/error.h"
 
-#include "cli/ranks.h"
+#include "cli/cuda/own_process.h"
 #include "fabric/cuda/driver.h"
 #include "fabric/window.h"
-#include "system/segment.h"
 
 namespace tokenyard::cli {
 namespace {
 
-using Text = std::array<char, 512>;
-
-// In memory that the process that asks shares with this one.
 struct Answer {
-  Text reason{};  // why there is none
+  std::array<char, 512> reason{};  // why there is none
   int count = 0;
+  int num_sms = 0;
   std::array<std::array<char, 128>, 64> names{};
 };
-
-template <std::size_t size>
-void put(std::array<char, size>& to, std::string_view text) {
-  const std::size_t length = std::min(text.size(), size - 1);
-  std::copy_n(text.begin(), length, to.begin());
-  to[length] = '\0';
-}
 
 void look(Answer& answer) {
   const Support support = fabric::find_fabric(DeviceKind::kCuda).probe();
   if (support.state != Support::State::kUsable) return put(answer.reason, support.reason);
-  fabric::cuda::require(cudaGetDeviceCount(&answer.count), "cudaGetDeviceCount");
-  answer.count = std::min(answer.count, static_cast<int>(answer.names.size()));
-  for (int device = 0; device < answer.count; ++device) {
+  int count = 0;
+  fabric::cuda::require(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  count = std::min(count, static_cast<int>(answer.names.size()));
+  for (int device = 0; device < count; ++device) {
     cudaDeviceProp properties{};
     fabric::cuda::require(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
     put(answer.names[static_cast<std::size_t>(device)], properties.name);
+    const int fewer = answer.num_sms == 0 ? properties.multiProcessorCount : answer.num_sms;
+    answer.num_sms = std::min(fewer, properties.multiProcessorCount);
   }
-  if (answer.count == 0) put(answer.reason, "there is no CUDA device");
+  answer.count = count;
+  if (count == 0) put(answer.reason, "there is no CUDA device");
 }
 
 }  // namespace
 
-std::vector<std::string> cuda_devices() {
-  const auto memory = system::Segment::create(sizeof(Answer));
-  auto* answer = new (memory.data()) Answer;
-  run_ranks(RankKind::kProcesses, 1, [&](const Group& /*group*/) {
-    try {
-      look(*answer);
-    } catch (const std::exception& error) {
-      put(answer->reason, error.what());
-      answer->count = 0;
-    }
-  });
-  if (answer->count == 0) {
-    throw Error(ErrorCode::kUnsupported, std::string("--engine cuda cannot be used here: ") + answer->reason.data());
+CudaDevices cuda_devices() {
+  const auto answer = ask_in_own_process<Answer>(look);
+  if (answer.count == 0) {
+    throw Error(ErrorCode::kUnsupported, std::string("--engine cuda cannot be used here: ") + answer.reason.data());
   }
-  std::vector<std::string> names;
-  names.reserve(static_cast<std::size_t>(answer->count));
-  for (int device = 0; device < answer->count; ++device)
-    names.emplace_back(answer->names[static_cast<std::size_t>(device)].data());
-  return names;
+  CudaDevices devices{.names = {}, .num_sms = answer.num_sms};
+  for (int device = 0; device < answer.count; ++device)
+    devices.names.emplace_back(answer.names[static_cast<std::size_t>(device)].data());
+  return devices;
 }
 
 }  // namespace tokenyard::cli

@@ -11,9 +11,14 @@ namespace tokenyard::cli {
 
 class RankDevice;
 
-// The names of the machine's devices, of which there is at least one. Asked in a process of its own, because CUDA does
-// not survive fork() and ranks may be forked later. Throws kUnsupported with the reason where there is none.
-[[nodiscard]] std::vector<std::string> cuda_devices();
+struct CudaDevices {
+  std::vector<std::string> names;
+  int num_sms = 0;  // multiprocessors of the device that has fewest
+};
+
+// The machine's devices, of which there is at least one. Asked in a process of its own. Throws kUnsupported with the
+// reason where there is none.
+[[nodiscard]] CudaDevices cuda_devices();
 
 // Makes `device` the current one of the thread.
 [[nodiscard]] std::unique_ptr<RankDevice> make_cuda_rank_device(int device);

@@ -13,126 +13,25 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tokenyard/error.h"
-
 #include "cli/cuda/limit_kernels.h"
-#include "cli/cuda/stream_objects.h"
+#include "cli/cuda/limit_sides.h"
+#include "cli/cuda/own_process.h"
 #include "cli/device_fields.h"
-#include "engine/cuda/memory.h"
 
 namespace tokenyard::cli {
 namespace {
 
-using engine::cuda::DeviceScope;
-using engine::cuda::make_device_memory;
 using fabric::cuda::require;
 
-constexpr std::int64_t kBytes = std::int64_t{1} << 30;
-constexpr int kRepeats = 5;
 constexpr int kKernelsOfGraph = 200;
 constexpr int kTurns = 10'000;
-constexpr std::array kBlocks{8, 16, 48, 132};
-// A link of the kind that the bounds are for carries more; see docs/performance.md.
-constexpr double kSoundLink = 350;
-
-int current(int device) {
-  require(cudaSetDevice(device), "cudaSetDevice");
-  return device;
-}
-
-// One device's part of a measurement.
-struct Side {
-  explicit Side(int index) : device(current(index)) {
-    load_limit_kernels();
-    require(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    launch_stores(source.get(), kBytes, processors, stream.get());
-    require(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-  }
-
-  // Each word on a line of its own.
-  [[nodiscard]] std::uint64_t* word(int index) const {
-    return reinterpret_cast<std::uint64_t*>(words.get() + std::int64_t{128} * index);
-  }
-
-  [[nodiscard]] std::uint32_t* failed() const { return reinterpret_cast<std::uint32_t*>(word(4)); }
-
-  [[nodiscard]] std::uint32_t* sink() const { return reinterpret_cast<std::uint32_t*>(word(5)); }
-
-  int device;
-  int processors = 0;
-  StreamObject<cudaStream_t> stream = make_stream();
-  TimedEvent start{}, end{};
-  engine::cuda::DeviceMemory source = make_device_memory(device, kBytes);
-  engine::cuda::DeviceMemory target = make_device_memory(device, kBytes);
-  engine::cuda::DeviceMemory words = make_device_memory(device, std::int64_t{128} * 6);
-};
-
-using Sides = std::vector<std::unique_ptr<Side>>;
-
-struct Figure {
-  std::string_view name;
-  int blocks = 0;                              // 0: not by blocks
-  std::vector<double> gigabytes_per_second{};  // of each device, at once; empty: `microseconds` tells
-  double microseconds = 0;
-
-  [[nodiscard]] double each_way() const { return std::ranges::min(gigabytes_per_second); }
-};
-
-// What a side does, with the other one where there is one.
-using Work = std::function<void(const Side& own, const Side& other)>;
-
-void put(const Sides& sides, const Work& work) {
-  for (std::size_t i = 0; i < sides.size(); ++i) {
-    const DeviceScope scope(sides[i]->device);
-    work(*sides[i], *sides[(i + 1) % sides.size()]);
-  }
-}
-
-// The microseconds of each side for what `work` puts on its stream, all sides at once; warmed by a turn before.
-std::vector<double> time_sides(const Sides& sides, const Work& work) {
-  const auto wait = [&] {
-    for (const auto& side : sides)
-      require(cudaStreamSynchronize(side->stream.get()), "cudaStreamSynchronize");
-  };
-  put(sides, work);
-  wait();
-  for (std::size_t i = 0; i < sides.size(); ++i) {
-    Side& own = *sides[i];
-    const DeviceScope scope(own.device);
-    own.start.record(own.stream.get());
-    work(own, *sides[(i + 1) % sides.size()]);
-    own.end.record(own.stream.get());
-  }
-  wait();
-  std::vector<double> times;
-  for (const auto& side : sides) {
-    std::uint32_t failed = 0;
-    require(cudaMemcpy(&failed, side->failed(), sizeof(failed), cudaMemcpyDefault), "cudaMemcpy");
-    if (failed != 0) {
-      throw Error(ErrorCode::kTimeout,
-                  fmt::format("device {} waited in vain for a word of the other device", side->device));
-    }
-    times.push_back(side->end.microseconds_since(side->start));
-  }
-  return times;
-}
-
-Figure rate(std::string_view name, int blocks, const Sides& sides, const Work& work) {
-  Figure figure{.name = name, .blocks = blocks};
-  const std::vector<double> times = time_sides(sides, [&](const Side& own, const Side& other) {
-    for (int i = 0; i < kRepeats; ++i)
-      work(own, other);
-  });
-  for (const double time : times)
-    figure.gigabytes_per_second.push_back(static_cast<double>(kBytes) * kRepeats / (time * 1e3));
-  return figure;
-}
+constexpr std::array kBlocks{8, 16, 32, 48, 132};
 
 // Of one kernel among many of a graph, which each side replays at once.
 Figure kernel_in_graph(std::string_view name, const Sides& sides, const Work& work) {
   std::vector<StreamObject<cudaGraphExec_t>> graphs(sides.size());
   std::size_t next = 0;
-  put(sides, [&](const Side& own, const Side& other) {
+  put_on_streams(sides, [&](const Side& own, const Side& other) {
     graphs[next++] = capture_graph(own.stream.get(), [&] {
       for (int i = 0; i < kKernelsOfGraph; ++i)
         work(own, other);
@@ -145,6 +44,57 @@ Figure kernel_in_graph(std::string_view name, const Sides& sides, const Work& wo
   return {.name = name, .gigabytes_per_second = {}, .microseconds = std::ranges::max(times) / kKernelsOfGraph};
 }
 
+using Report = std::function<void(const Figure&)>;
+
+void measure_local(const Sides& one, const Report& report) {
+  const auto copy = [&](int blocks) {
+    Figure figure = rate("local_copy", blocks, one, [blocks](const Side& own, const Side& /*other*/) {
+      launch_copy(own.target.get(), own.source.get(), own.bytes, blocks, own.stream.get());
+    });
+    figure.gigabytes_per_second.front() *= 2;  // read and written
+    report(figure);
+  };
+  for (const int blocks : kBlocks)
+    copy(blocks);
+  copy(2 * one.front()->processors);
+  report(kernel_in_graph("empty_kernel", one,
+                         [](const Side& own, const Side& /*other*/) { launch_nothing(own.stream.get()); }));
+}
+
+void put_stores(const Side& own, const Side& other, int blocks) {
+  launch_stores(other.target.get(), own.bytes, blocks, own.stream.get());
+}
+
+void put_bulk_stores(const Side& own, const Side& other, int blocks) {
+  launch_bulk_stores(other.target.get(), own.bytes, blocks, own.stream.get());
+}
+
+void put_loads(const Side& own, const Side& other, int blocks) {
+  launch_loads(other.source.get(), own.bytes, blocks, own.sink(), own.stream.get());
+}
+
+// Returns the best rate that stores of all sides had at once.
+double measure_rates(const Sides& sides, const Report& report) {
+  report(rate("copy_engine", 0, sides, [](const Side& own, const Side& other) {
+    require(cudaMemcpyPeerAsync(other.target.get(), other.device, own.source.get(), own.device,
+                                static_cast<std::size_t>(own.bytes), own.stream.get()),
+            "cudaMemcpyPeerAsync");
+  }));
+  double best = 0;
+  using Move = void (*)(const Side& own, const Side& other, int blocks);
+  constexpr std::array<std::pair<std::string_view, Move>, 3> kMoves{
+      {{"peer_stores", put_stores}, {"peer_bulk_stores", put_bulk_stores}, {"peer_loads", put_loads}}};
+  for (const auto& [name, move] : kMoves) {
+    for (const int blocks : kBlocks) {
+      const Figure figure = rate(
+          name, blocks, sides, [move = move, blocks](const Side& own, const Side& other) { move(own, other, blocks); });
+      if (move != put_loads) best = std::max(best, figure.each_way());
+      report(figure);
+    }
+  }
+  return best;
+}
+
 PairWords ping_words(const Side& own, const Side& other) {
   return {.own = own.word(0), .peer = other.word(0), .epoch = own.word(1), .failed = own.failed()};
 }
@@ -153,46 +103,7 @@ PairWords barrier_words(const Side& own, const Side& other) {
   return {.own = own.word(2), .peer = other.word(2), .epoch = own.word(3), .failed = own.failed()};
 }
 
-using Report = std::function<void(const Figure&)>;
-
-void measure_local(const Sides& one, const Report& report) {
-  Figure copy = rate("local_copy", 2 * one.front()->processors, one, [](const Side& own, const Side& /*other*/) {
-    launch_copy(own.target.get(), own.source.get(), kBytes, 2 * own.processors, own.stream.get());
-  });
-  copy.gigabytes_per_second.front() *= 2;  // read and written
-  report(copy);
-  report(kernel_in_graph("empty_kernel", one,
-                         [](const Side& own, const Side& /*other*/) { launch_nothing(own.stream.get()); }));
-}
-
-// Returns the best rate that both directions had at once.
-double measure_link(const Sides& pair, const Report& report) {
-  double best = 0;
-  const auto link = [&](std::string_view name, int blocks, const Work& work) {
-    const Figure figure = rate(name, blocks, pair, work);
-    best = std::max(best, figure.each_way());
-    report(figure);
-  };
-  link("copy_engine", 0, [](const Side& own, const Side& other) {
-    require(cudaMemcpyPeerAsync(other.target.get(), other.device, own.source.get(), own.device,
-                                static_cast<std::size_t>(kBytes), own.stream.get()),
-            "cudaMemcpyPeerAsync");
-  });
-  for (const int blocks : kBlocks) {
-    link("peer_stores", blocks, [blocks](const Side& own, const Side& other) {
-      launch_stores(other.target.get(), kBytes, blocks, own.stream.get());
-    });
-  }
-  for (const int blocks : kBlocks) {
-    link("peer_bulk_stores", blocks, [blocks](const Side& own, const Side& other) {
-      launch_bulk_stores(other.target.get(), kBytes, blocks, own.stream.get());
-    });
-  }
-  for (const int blocks : kBlocks) {
-    link("peer_loads", blocks, [blocks](const Side& own, const Side& other) {
-      launch_loads(other.source.get(), kBytes, blocks, own.sink(), own.stream.get());
-    });
-  }
+void measure_flags(const Sides& pair, const Report& report) {
   const std::vector<double> turns = time_sides(pair, [&](const Side& own, const Side& other) {
     launch_ping_pong(ping_words(own, other), kTurns, &own == pair.front().get(), own.stream.get());
   });
@@ -200,7 +111,6 @@ double measure_link(const Sides& pair, const Report& report) {
   report(kernel_in_graph("pair_barrier", pair, [](const Side& own, const Side& other) {
     launch_pair_barrier(barrier_words(own, other), own.stream.get());
   }));
-  return best;
 }
 
 void print_json(const EngineChoice& engine, const Figure& figure) {
@@ -210,7 +120,7 @@ void print_json(const EngineChoice& engine, const Figure& figure) {
   if (figure.gigabytes_per_second.empty()) {
     line["us"] = figure.microseconds;
   } else {
-    line["bytes"] = kBytes;
+    line["bytes"] = figure.bytes;
     line["gb_per_s"] = figure.each_way();
     line["gb_per_s_of_each"] = figure.gigabytes_per_second;
   }
@@ -225,56 +135,97 @@ void print_line(const Figure& figure) {
   std::fflush(stdout);
 }
 
-void print_verdict(const EngineChoice& engine, double best, bool json) {
-  const bool sound = best >= kSoundLink;
+void print_link(const EngineChoice& engine, const LinkLimit& link, bool json) {
   if (json) {
     nlohmann::ordered_json line{{"limit", "link"}};
     add_devices(line, engine);
-    line["gb_per_s"] = best;
-    line["void"] = !sound;
+    line["link"] = link.state();
+    if (link.there()) line["gb_per_s"] = link.gb_per_s;
+    if (!link.there()) line["reason"] = link.reason;
+    line["void"] = link.there() && !link.sound();
     fmt::print("{}\n", line.dump());
+  } else if (!link.there()) {
+    fmt::print("\nno link: {}\n", link.reason);
   } else {
-    fmt::print("\nlink: {:.1f} GB/s each way at best{}\n", best,
-               sound ? "" : fmt::format("; below {}: figures from this machine are void", kSoundLink));
+    fmt::print("\nlink: {:.1f} GB/s each way by stores{}\n\n", link.gb_per_s,
+               link.sound() ? "" : fmt::format("; below {}: figures from this machine are void", kSoundLink));
   }
 }
 
-// What keeps the two from reaching each other; empty when nothing does.
-std::string connect(int device, int other) {
-  for (const auto& [from, to] : {std::pair(device, other), std::pair(other, device)}) {
-    int can = 0;
-    require(cudaDeviceCanAccessPeer(&can, from, to), "cudaDeviceCanAccessPeer");
-    if (can == 0) return fmt::format("device {} does not reach the memory of device {}", from, to);
-    require(cudaSetDevice(from), "cudaSetDevice");
-    require(cudaDeviceEnablePeerAccess(to, 0), "cudaDeviceEnablePeerAccess");
+EngineChoice without_repeats(const EngineChoice& engine) {
+  EngineChoice chosen = engine;
+  std::ranges::sort(chosen.devices);
+  chosen.devices.erase(std::unique(chosen.devices.begin(), chosen.devices.end()), chosen.devices.end());
+  return chosen;
+}
+
+// What keeps the devices from being measured as a ring; empty when nothing does.
+std::string missing_for_link(const std::vector<int>& devices) {
+  return devices.size() < 2 ? "one device was chosen or is there" : connect(devices);
+}
+
+Sides sides_of(const std::vector<int>& devices) {
+  Sides sides;
+  const std::int64_t bytes = buffer_bytes(devices);
+  for (const int device : devices)
+    sides.push_back(std::make_unique<Side>(device, bytes));
+  return sides;
+}
+
+// The rates of these devices, and the flags of a pair.
+void run_link_limits(EngineChoice chosen, std::size_t num_devices, bool json) {
+  chosen.devices.resize(num_devices);
+  const Report report = [&](const Figure& figure) { json ? print_json(chosen, figure) : print_line(figure); };
+  const Sides sides = sides_of(chosen.devices);
+  const double best = measure_rates(sides, report);
+  if (num_devices == 2) measure_flags(sides, report);
+  print_link(chosen, {.gb_per_s = best, .reason = {}}, json);
+}
+
+struct LinkAnswer {
+  std::array<char, 512> reason{};
+  double gb_per_s = 0;
+};
+
+void look(const std::vector<int>& devices, LinkAnswer& answer) {
+  const std::string missing = missing_for_link(devices);
+  if (!missing.empty()) return put(answer.reason, missing);
+  const Sides sides = sides_of(devices);
+  for (const int blocks : {sides.front()->processors / 2, sides.front()->processors}) {
+    for (const auto move : {put_stores, put_bulk_stores}) {
+      const Figure figure =
+          rate("link", blocks, sides, [&](const Side& own, const Side& other) { move(own, other, blocks); });
+      answer.gb_per_s = std::max(answer.gb_per_s, figure.each_way());
+    }
   }
-  return {};
 }
 
 }  // namespace
 
+LinkLimit measure_link_limit(const EngineChoice& engine) {
+  const std::vector<int> devices = without_repeats(engine).devices;
+  const auto answer = ask_in_own_process<LinkAnswer>([&](LinkAnswer& to) { look(devices, to); });
+  return {.gb_per_s = answer.gb_per_s, .reason = answer.reason.data()};
+}
+
 int run_limits(const EngineChoice& engine, bool json) {
-  EngineChoice chosen = engine;
-  std::ranges::sort(chosen.devices);
-  chosen.devices.erase(std::unique(chosen.devices.begin(), chosen.devices.end()), chosen.devices.end());
-  std::string no_pair = chosen.devices.size() < 2 ? "one device was chosen or is there" : "";
-  if (no_pair.empty()) no_pair = connect(chosen.devices[0], chosen.devices[1]);
-  chosen.devices.resize(no_pair.empty() ? 2 : 1);
-  const Report report = [&](const Figure& figure) { json ? print_json(chosen, figure) : print_line(figure); };
+  const EngineChoice chosen = without_repeats(engine);
+  const std::string missing = missing_for_link(chosen.devices);
+  EngineChoice first = chosen;
+  first.devices.resize(1);
   if (!json) {
-    fmt::print("limits{}: buffers of 1 GiB; rates between devices are each way, both ways at once\n\n",
+    fmt::print("limits{}: buffers of at most 1 GiB; rates between devices are each way, both ways at once\n\n",
                describe_devices(chosen));
     fmt::print("{:<18} {:>6} {:>14}\n", "limit", "blocks", "");
   }
-  Sides sides;
-  sides.push_back(std::make_unique<Side>(chosen.devices.front()));
-  measure_local(sides, report);
-  if (!no_pair.empty()) {
-    fmt::print(stderr, "tokenyard: nothing of a link is measured: {}\n", no_pair);
+  measure_local(sides_of(first.devices),
+                [&](const Figure& figure) { json ? print_json(first, figure) : print_line(figure); });
+  if (!missing.empty()) {
+    print_link(first, {.gb_per_s = 0, .reason = missing}, json);
     return 0;
   }
-  sides.push_back(std::make_unique<Side>(chosen.devices.back()));
-  print_verdict(chosen, measure_link(sides, report), json);
+  run_link_limits(chosen, 2, json);
+  if (chosen.devices.size() > 2) run_link_limits(chosen, chosen.devices.size(), json);
   return 0;
 }
 

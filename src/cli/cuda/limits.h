@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// `tokenyard bench --limits`: what the devices and the link between the first two can do at best.
-// Thread rule: call from the main thread.
+// What devices and the link between them can do at best: copies, stores, loads, flags, launches. What rounds cannot
+// beat. Thread rule: call from the main thread. In builds without CUDA src/cli/without_cuda.cc refuses it.
 #pragma once
 
 #include "cli/engine_choice.h"
+#include "cli/link_limit.h"
 
 namespace tokenyard::cli {
 
-// Prints a table or lines of JSON; returns the program's exit status. In builds without CUDA it throws kUnsupported.
+// Prints a line for each; returns the exit status. Rates are of the choice's devices in a ring, each of which stores to
+// the next or loads from it, all at once; with more than two of them, the first two are measured alone before. Uses
+// CUDA in this process.
 int run_limits(const EngineChoice& engine, bool json);
+
+// The best of plain and bulk stores, of all devices of the choice at once and in a ring. In a process of its own.
+[[nodiscard]] LinkLimit measure_link_limit(const EngineChoice& engine);
 
 }  // namespace tokenyard::cli

@@ -5,37 +5,18 @@
 #include <algorithm>
 
 #include "engine/cuda/combine_kernels.cuh"
+#include "engine/cuda/combine_rounds.cuh"
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/routes.cuh"
 #include "engine/cuda/routing.cuh"
-#include "engine/cuda/sums.cuh"
+#include "engine/cuda/row_sums.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
 #include "protocol/casts.h"
 
 namespace tokenyard::engine::cuda {
 namespace {
-
-// The origins have read the rows of the combine before; only then may staging write over them.
-__device__ bool wait_for_section(const Common& common, std::uint32_t epoch) {
-  bool there = true;
-  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
-    const std::uint64_t* word = progress_of(common, common.rank, protocol::kCombinePhase, peer);
-    there = there && wait_until(common, {peer, Phase::kCombine, epoch}, [&] {
-              return protocol::reached(protocol::rows_released(load_acquire_system(word)), common.owed[peer]);
-            });
-  }
-  return __syncthreads_and(there) != 0;
-}
-
-template <class Wire, class From>
-__device__ void cast_row(std::byte* to, const std::byte* from, std::int64_t n, Crew crew) {
-  for (std::int64_t i = crew.index; i < n; i += crew.count) {
-    const float value = protocol::decode<From>(reinterpret_cast<const typename From::Bits*>(from)[i]);
-    reinterpret_cast<typename Wire::Bits*>(to)[i] = protocol::encode<Wire>(value);
-  }
-}
 
 __device__ void stage_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
   if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);
@@ -115,12 +96,6 @@ __device__ bool wait_for_owners(const CombineTask& task, std::uint32_t epoch) {
   return __syncthreads_and(there) != 0;
 }
 
-// The ranks that owe a row of the token, ascending, for the threads of a block.
-struct OwnersOfToken {
-  const std::byte* rows[kMaxTopK];
-  int count;
-};
-
 __device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersOfToken& owners) {
   const Common& common = task.common;
   int count = 0;
@@ -134,55 +109,16 @@ __device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersO
   owners.count = count;
 }
 
-// One pack of a token's sum: ((+0 + lowest rank) + next rank) + ... + biases, each addition rounded, then one rounding.
-template <class From, class To, int N>
-__device__ void sum_pack(const CombineTask& task, const OwnersOfToken& owners, std::int64_t token, int index) {
-  float sums[N] = {};
-  add_rows<From, N>(sums, owners.rows, owners.count, index);
-  for (unsigned b = 0; b < task.bias.size(); ++b) {
-    if (task.bias[b] == nullptr) continue;
-    const std::byte* bias = task.bias[b] + token * task.bias_stride[b];
-    add_pack<To, N>(sums, reinterpret_cast<const Pack<To, N>*>(bias)[index]);
-  }
-  store_pack<To, N>(task.output + token * task.output_stride, index, sums);
-}
-
 template <class From, class To>
 __device__ void sum_tokens(const CombineTask& task) {
   __shared__ OwnersOfToken owners;
-  // As many values as make 16 bytes of the wider of the two.
-  constexpr int kSize = static_cast<int>(std::max(sizeof(typename From::Bits), sizeof(typename To::Bits)));
-  constexpr int kPack = 16 / kSize;
   const std::int64_t tokens = task.route.state[kRouteTokens];
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
     if (threadIdx.x == 0) find_owners(task, token, owners);
     __syncthreads();
-    const auto n = static_cast<int>(task.hidden);
-    if (task.vectors) {
-      for (int i = static_cast<int>(threadIdx.x); i < n / kPack; i += kThreads)
-        sum_pack<From, To, kPack>(task, owners, token, i);
-    } else {
-      for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads)
-        sum_pack<From, To, 1>(task, owners, token, i);
-    }
+    sum_token<From, To>(task, owners, token, {static_cast<int>(threadIdx.x), kThreads});
   }
-}
-
-// By the last block of the operation, for the next one.
-__device__ void finish(const CombineTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  if (threadIdx.x == 0) {
-    common.board->blocks_done = 0;
-  }
-  if (task.sends) write_epochs(common, protocol::kCombinePhase, epoch, 0);
-  if (!task.receives) return;
-  for (int owner = static_cast<int>(threadIdx.x); owner < common.num_ranks; owner += kThreads) {
-    store_release_system(progress_of(common, owner, protocol::kCombinePhase, common.rank),
-                         protocol::encode_progress(epoch, epoch));
-  }
-  __syncthreads();
-  clear_route(task.route, common.num_ranks);
 }
 
 template <class From, class To>
@@ -197,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Comb
     if (task.sends) send(task, epoch);
     if (task.receives && wait_for_owners(task, epoch)) sum_tokens<From, To>(task);
   }
-  if (last_block(&common.board->blocks_done)) finish(task, epoch);
+  if (last_block(&common.board->blocks_done)) finish_combine(task, epoch);
 }
 
 struct Kernels {

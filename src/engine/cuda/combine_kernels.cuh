@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of a combine by the dtypes of its rows and its output. `Kernels::get<Wire, To>()` gives each.
+// The kernel of a combine by the dtypes of its rows and its output. `Kernels::get<Wire, To>()` gives each, all of one
+// type.
 #pragma once
 
 #include "engine/cuda/kernels.h"
@@ -11,7 +12,7 @@ namespace tokenyard::engine::cuda {
 using CombineKernel = void (*)(CombineTask);
 
 template <class Kernels, class Wire>
-CombineKernel combine_kernel_to(Dtype output) {
+auto combine_kernel_to(Dtype output) {
   switch (output) {
     case Dtype::kBf16:
       return Kernels::template get<Wire, protocol::Bf16>();
@@ -23,7 +24,7 @@ CombineKernel combine_kernel_to(Dtype output) {
 }
 
 template <class Kernels>
-CombineKernel combine_kernel(Dtype rows, Dtype output) {
+auto combine_kernel(Dtype rows, Dtype output) {
   switch (rows) {
     case Dtype::kBf16:
       return combine_kernel_to<Kernels, protocol::Bf16>(output);

@@ -7,9 +7,11 @@
 #include <cstring>
 #include <string>
 
+#include "engine/cuda/every_rank_engine.h"
 #include "engine/cuda/expert_layout.h"
 #include "engine/cuda/expert_major_engine.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/queued_engine.h"
 #include "engine/cuda/rank_major_engine.h"
 #include "protocol/stamp.h"
 
@@ -32,15 +34,18 @@ Notice read_notice(const Notice& from) {
 }  // namespace
 
 std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& window) {
-  if (setup.spec.placement == protocol::Placement::kRankMajor && setup.spec.transport == protocol::Transport::kWindow) {
+  if (setup.spec.placement == protocol::Placement::kRankMajor) {
+    if (setup.spec.transport == protocol::Transport::kQueue) return std::make_unique<QueuedEngine>(setup, window);
     return std::make_unique<RankMajorEngine>(setup, window);
   }
+  if (setup.spec.placement == protocol::Placement::kEveryRank) return std::make_unique<EveryRankEngine>(setup, window);
   if (setup.spec.placement == protocol::Placement::kExpertMajor) {
     return std::make_unique<ExpertMajorEngine>(setup, window);
   }
   throw Error(
       ErrorCode::kUnsupported,
-      "the CUDA engine moves rows through windows, rank major (`one_sided`) or by expert (`low_latency`), so far",
+      "the CUDA engine moves rank-major rows (`one_sided`, `two_sided`), every rank's rows (`all_gather`) and rows "
+      "by expert (`low_latency`) so far",
       setup.rank);
 }
 

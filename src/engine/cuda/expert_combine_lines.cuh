@@ -114,19 +114,19 @@ struct SummedLine {
   bool there = false;  // the row has it
 };
 
-// By one warp: the next up to kRowsAtOnce owners' lines. False when the combine ends here.
+// By one warp: the next up to kReturnedAtOnce owners' lines. False when the combine ends here.
 __device__ inline bool take_lines(const ExpertCombineTask& task,
                                   std::uint32_t epoch,
                                   const SummedLine& at,
-                                  const int (&owners)[kRowsAtOnce],
-                                  Pair (&pairs)[kRowsAtOnce]) {
+                                  const int (&owners)[kReturnedAtOnce],
+                                  Pair (&pairs)[kReturnedAtOnce]) {
   const Common& common = task.common;
   const std::byte* own = window_of(common, common.rank);
   const std::uint64_t flag = line_flag(epoch);
   const auto ready = [&] {
     bool there = true;
 #pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k) {
+    for (int k = 0; k < kReturnedAtOnce; ++k) {
       if (owners[k] < 0 || !at.there) continue;
       pairs[k] = load_pair_system(own + task.extra.back(epoch, owners[k], at.token) + offset_in_lines(at.line));
       there = there && (!holds_flag() || pairs[k].second == flag);
@@ -135,7 +135,7 @@ __device__ inline bool take_lines(const ExpertCombineTask& task,
   };
   std::uint32_t* given_up = task.route.state + kCombineGivenUp;
   const auto pointless = [&] {
-    for (int k = 0; k < kRowsAtOnce && owners[k] >= 0; ++k) {
+    for (int k = 0; k < kReturnedAtOnce && owners[k] >= 0; ++k) {
       if (gave_combine_up(common, epoch, owners[k]))
         give_up(common, given_up, NoticeKind::kAborted, {owners[k], Phase::kCombine, epoch});
     }
@@ -173,21 +173,21 @@ __device__ bool sum_line(const ExpertCombineTask& task, std::uint32_t epoch, con
   RankWalk walk(task.route.ranks_of_token + at.token * task.route.words, task.route.words);
   float first[kValues] = {};
   float second[kValues] = {};
-  int owners[kRowsAtOnce];
-  Pair pairs[kRowsAtOnce];
+  int owners[kReturnedAtOnce];
+  Pair pairs[kReturnedAtOnce];
   do {
 #pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k)
+    for (int k = 0; k < kReturnedAtOnce; ++k)
       owners[k] = walk.next();
     if (owners[0] < 0) break;
     if (!take_lines(task, epoch, at, owners, pairs)) return false;
 #pragma unroll
-    for (int k = 0; k < kRowsAtOnce; ++k) {
+    for (int k = 0; k < kReturnedAtOnce; ++k) {
       if (owners[k] < 0) continue;
       add_word<Wire, kValues>(first, pairs[k].first);
       add_word<Wire, kValues>(second, pairs[k].second);
     }
-  } while (owners[kRowsAtOnce - 1] >= 0);
+  } while (owners[kReturnedAtOnce - 1] >= 0);
   if (!at.there) return true;
   const int word = at.line * kLineWords + 2 * static_cast<int>(place_in_line());
   store_sums<To, kValues>(task, at.token, word * kValues, first);

@@ -44,7 +44,8 @@ __device__ inline void store_row_in_lines(const Common& common,
                                           const std::byte* row,
                                           int lines,
                                           std::uint64_t flag) {
-  for (auto line = static_cast<int>(line_of_thread()); line < lines; line += static_cast<int>(kLinesOfBlock)) {
+  constexpr int kLinesOfBlock = kThreads / kLineThreads;
+  for (auto line = static_cast<int>(threadIdx.x) / kLineThreads; line < lines; line += kLinesOfBlock) {
     const Pair pair = pair_of_line(row, line, flag);
     for (int d = 0; d < to.num_destinations; ++d)
       store_pair_system(window_of(common, to.destinations[d]) + place + offset_in_lines(line), pair);

@@ -14,6 +14,30 @@
 
 namespace tokenyard::engine::cuda {
 
+inline constexpr int kReturnedAtOnce = 8;
+
+// Pack `index` of each row, in order.
+template <class From, int N>
+__device__ void add_rows(float (&sums)[N], const std::byte* const* rows, int count, int index) {
+  for (int first = 0; first < count; first += kReturnedAtOnce) {
+    Pack<From, N> packs[kReturnedAtOnce];
+#pragma unroll
+    for (int k = 0; k < kReturnedAtOnce; ++k) {
+      if (first + k < count) packs[k] = reinterpret_cast<const Pack<From, N>*>(rows[first + k])[index];
+    }
+#pragma unroll
+    for (int k = 0; k < kReturnedAtOnce; ++k) {
+      if (first + k < count) add_pack<From, N>(sums, packs[k]);
+    }
+  }
+}
+
+// Rounds once.
+template <class To, int N>
+__device__ void store_pack(std::byte* row, int index, const float (&sums)[N]) {
+  reinterpret_cast<Pack<To, N>*>(row)[index] = round_sums<To, N>(sums);
+}
+
 // Rows and what each weighs, in the order of a token's picks; in the shared memory of the threads that sum them.
 struct WeighedRows {
   const std::byte* rows[kMaxTopK];  // NOLINT(modernize-avoid-c-arrays): device code

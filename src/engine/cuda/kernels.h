@@ -13,6 +13,10 @@ namespace tokenyard::engine::cuda {
 // Throws kSystem with CUDA's words unless `outcome` is cudaSuccess.
 void check(cudaError_t outcome, const char* what);
 
+// Whether the current device has bulk copies, and as much shared memory for a block of the kernel besides its own; it
+// is then ready to be launched with it.
+[[nodiscard]] bool make_room_for_ring(const void* kernel, int bytes);
+
 void load_rank_major_dispatch();
 void launch_rank_major_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream);
 // The same for many tokens, with rows that move in bulk. Loading is false where the current device cannot: then it is

@@ -9,18 +9,10 @@
 // Who receives cannot tell it from the other sender.
 #pragma once
 
+#include "engine/cuda/bulk_ring.cuh"
 #include "engine/cuda/rank_major_send.cuh"
 
 namespace tokenyard::engine::cuda {
-
-inline constexpr int kMaxBatch = 16;
-inline constexpr int kMinBatch = 2;
-inline constexpr int kStageBytes = 16 << 10;  // the largest piece of a row
-inline constexpr int kStages = 12;
-inline constexpr int kRingBytes = kStages * kStageBytes;
-// Pieces whose stores may be on their way; the stages of the others load. A peer is further than memory.
-inline constexpr int kStoring = 8;
-static_assert(kStoring < kStages);
 
 inline constexpr int kMoverWarp = 0;
 inline constexpr int kCloserWarp = 1;
@@ -40,27 +32,6 @@ struct BulkShared {
   std::uint64_t loaded[kStages];
   std::int32_t complete;  // batches of this block whose rows from stages are written; or kStopped
 };
-
-// The tokens of a call in batches, each inside one chunk; batch b is block b % blocks'.
-struct Batches {
-  std::int64_t tokens = 0;
-  std::int64_t count = 0;
-  int size = 1;
-
-  __device__ std::int64_t first(std::int64_t batch) const { return batch * size; }
-
-  __device__ int tokens_of(std::int64_t batch) const {
-    return static_cast<int>(min(static_cast<std::int64_t>(size), tokens - first(batch)));
-  }
-};
-
-// Small enough that each block has two or more. A chunk's size is a power of two, and so a batch divides it.
-__device__ inline Batches batches_of(std::int64_t tokens, int tokens_per_chunk) {
-  int size = min(kMaxBatch, tokens_per_chunk);
-  while (size > kMinBatch && protocol::ceil_div(tokens, size) < 2 * std::int64_t{gridDim.x})
-    size /= 2;
-  return {tokens, protocol::ceil_div(tokens, size), size};
-}
 
 // Walks over the pieces that a block moves: its batches, their tokens, their bulk lanes, and of a row what fits a
 // stage.
@@ -118,11 +89,16 @@ class Pieces {
   int lane_;
 };
 
-// By one thread. Piece n goes through stage n % kStages, whose counter it is the phase n / kStages of.
+// By one thread.
 class Mover {
  public:
   __device__ Mover(const DispatchTask& task, const Batches& batches, BulkShared& shared, std::byte* ring)
-      : task_(task), batches_(batches), shared_(shared), ring_(ring), loads_(task, batches), stores_(task, batches) {
+      : task_(task),
+        batches_(batches),
+        shared_(shared),
+        ring_(task.common, shared.loaded, ring),
+        loads_(task, batches),
+        stores_(task, batches) {
     for (int index = 0; index < task.num_lanes; ++index) {
       const Lane& lane = task.lanes[static_cast<unsigned>(index)];
       if (moves_in_bulk(lane)) pieces_of_token_ += static_cast<int>(protocol::ceil_div(lane.row_bytes, kStageBytes));
@@ -156,45 +132,23 @@ class Mover {
 
   __device__ void load_next() {
     if (!loads_.there()) return;
-    const unsigned stage = loaded_ % kStages;
     const Lane& lane = loads_.lane();
-    expect_bytes(&shared_.loaded[stage], loads_.bytes());
-    load_bulk(ring_ + stage * kStageBytes, lane.from + loads_.token() * lane.from_stride + loads_.offset(),
-              loads_.bytes(), &shared_.loaded[stage]);
-    ++loaded_;
+    ring_.load(lane.from + loads_.token() * lane.from_stride + loads_.offset(), loads_.bytes());
     loads_.advance();
   }
 
-  // Nobody but this GPU's memory is waited for. One that does not answer is no case for a deadline of its own: the wait
-  // ends when another one of this rank has run out, and long after its load should have come, because stages must not
-  // be left while loads are on their way to them.
-  __device__ bool wait_loaded(unsigned stage, unsigned parity) {
-    constexpr int kTriesPerLook = 1 << 14;
-    while (true) {
-#pragma unroll 1
-      for (int i = 0; i < kTriesPerLook; ++i) {
-        if (bytes_arrived(&shared_.loaded[stage], parity)) return true;
-      }
-      if (load_relaxed_device(&task_.common.board->failed) != 0) return false;
-    }
-  }
-
   __device__ bool send_piece(const TokenOfBlock& route) {
-    const unsigned stage = stored_ % kStages;
-    if (!wait_loaded(stage, stored_ / kStages % 2)) return false;
+    if (!ring_.wait_loaded()) return false;
     const Common& common = task_.common;
     const Lane& lane = stores_.lane();
     const std::int64_t place =
         common.layout.payload(common.rank) + lane.offset + stores_.token() * lane.stride + stores_.offset();
     for (int d = 0; d < route.num_destinations; ++d)
-      store_bulk(window_of(common, route.destinations[d]) + place, ring_ + stage * kStageBytes, stores_.bytes());
-    close_bulk_stores();
-    ++stored_;
+      ring_.store(window_of(common, route.destinations[d]) + place, stores_.bytes());
     stores_.advance();
-    wait_bulk_stores<kStoring>();
-    if (stored_ <= kStoring) return true;
-    load_next();  // the stage of piece stored_ - kStoring - 1 is free
-    if (stored_ - kStoring == batch_ends_) {
+    if (!ring_.close()) return true;
+    load_next();
+    if (ring_.complete() == batch_ends_) {
       store_release_block(&shared_.complete, ++complete_);
       batch_ += gridDim.x;
       expect_batch();
@@ -209,12 +163,10 @@ class Mover {
   const DispatchTask& task_;
   const Batches& batches_;
   BulkShared& shared_;
-  std::byte* ring_;
+  BulkRing ring_;
   Pieces loads_;
   Pieces stores_;
   int pieces_of_token_ = 0;
-  unsigned loaded_ = 0;
-  unsigned stored_ = 0;
   std::int64_t batch_ = blockIdx.x;  // the next that will be complete
   unsigned batch_ends_ = 0;          // pieces of the block up to its end
   std::int32_t complete_ = 0;

@@ -234,19 +234,7 @@ void load_rank_major_dispatch() {
 }
 
 bool load_bulk_dispatch() {
-  int device = 0;
-  int major = 0;
-  int most_shared = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "cudaDeviceGetAttribute");
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, bulk_dispatch), "loading a kernel");
-  if (major < 9 || static_cast<int>(attributes.sharedSizeBytes) + kRingBytes > most_shared) return false;
-  check(cudaFuncSetAttribute(bulk_dispatch, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes),
-        "loading a kernel");
-  return true;
+  return make_room_for_ring(reinterpret_cast<const void*>(bulk_dispatch), kRingBytes);
 }
 
 void launch_bulk_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream) {

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/combine_tasks.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/payload_tasks.h"
 
 namespace tokenyard::engine::cuda {
 namespace {
@@ -44,14 +46,7 @@ void RankMajorEngine::add_lanes(const DispatchRequest& request, const Round& rou
     const PayloadRows& payload = request.payloads[i];
     const protocol::Plane& plane = round.planes.planes[i];
     if (i == protocol::kIdsPlane || payload.row_bytes == 0) continue;
-    const std::uint64_t all = bits_of(payload.data) | bits_of(payload.stride) | bits_of(plane.offset) |
-                              bits_of(plane.stride) | bits_of(payload.row_bytes);
-    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = {.from = payload.data,
-                                                              .from_stride = payload.stride,
-                                                              .offset = plane.offset,
-                                                              .stride = plane.stride,
-                                                              .row_bytes = payload.row_bytes,
-                                                              .unit = unit_of(all)};
+    task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane_of(payload, plane);
   }
 }
 
@@ -62,34 +57,8 @@ void RankMajorEngine::add_outputs(const DispatchRequest& request, const Round& r
     const OutputPlane& output = request.outputs.planes[i];
     const protocol::Plane& plane = round.planes.planes[i];
     if (output.data == nullptr || i == protocol::kIdsPlane) continue;
-    const std::uint64_t all = bits_of(output.data) | bits_of(output.block_stride) | bits_of(output.row_stride) |
-                              bits_of(output.row_bytes) | bits_of(plane.offset) | bits_of(plane.stride);
-    task.copied[static_cast<std::size_t>(task.num_copied++)] = {.data = output.data,
-                                                                .block_stride = output.block_stride,
-                                                                .row_stride = output.row_stride,
-                                                                .row_bytes = output.row_bytes,
-                                                                .offset = plane.offset,
-                                                                .stride = plane.stride,
-                                                                .unit = unit_of(all)};
+    task.copied[static_cast<std::size_t>(task.num_copied++)] = copied_of(output, plane);
   }
-}
-
-// Before the receive half no outputs are placed, and `to` is null.
-Ids RankMajorEngine::ids_of(const DispatchRequest& request, const Round& round) const {
-  const protocol::Plane& plane = round.planes.planes[protocol::kIdsPlane];
-  const OutputPlane& output = request.outputs.planes[protocol::kIdsPlane];
-  return {.from = static_cast<const std::byte*>(request.topk_ids.data),
-          .from_stride = request.topk_ids.row_stride_bytes(),
-          .offset = plane.offset,
-          .stride = plane.stride,
-          .from_i64 = request.topk_ids.dtype == Dtype::kI64,
-          .to = output.data,
-          .to_block_stride = output.block_stride,
-          .to_row_stride = output.row_stride,
-          .to_i64 = output.dtype == Dtype::kI64,
-          .top_k = setup().params.top_k,
-          .num_experts = setup().params.num_experts,
-          .invalid_id = setup().params.invalid_expert_id};
 }
 
 DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, const Round& round) const {
@@ -97,7 +66,7 @@ DispatchTask RankMajorEngine::dispatch_task(const DispatchRequest& request, cons
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
-  task.ids = ids_of(request, round);
+  task.ids = ids_of(setup().params, request, round);
   task.num_tokens = request.num_tokens;
   task.rows_per_block = request.tokens_per_rank;
   task.num_tokens_on_device = request.num_tokens_on_device;
@@ -146,7 +115,7 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.common = common();
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   task.small = small_;
-  task.ids = ids_of(request, round);
+  task.ids = ids_of(setup().params, request, round);
   task.num_tokens = request.num_tokens;
   task.num_tokens_on_device = request.num_tokens_on_device;
   task.owners = protocol::OwnerRule(setup().params.num_experts, setup().num_ranks);
@@ -161,10 +130,30 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   return task;
 }
 
-void RankMajorEngine::launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request) {
+// Few rows are sliced, so that more multiprocessors share them.
+SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, int num_sms) const {
+  constexpr int kLeastThreads = 128;
+  constexpr int kMostSlices = 8;
+  SmallWork work;
+  int slices = 1;
+  while (slices < kMostSlices && work.threads > kLeastThreads / 2 &&
+         2 * slices * rows <= blocks_for(2 * slices * rows, num_sms))
+    slices *= 2;
+  const auto lines_of_slice = protocol::ceil_div(lines, slices);
+  while (work.threads > kLeastThreads && work.threads / 2 / kLineThreads >= lines_of_slice)
+    work.threads /= 2;
+  work.slices = protocol::Divisor(slices);
+  work.peers = protocol::Divisor(std::max(peers, 1));
+  return work;
+}
+
+void RankMajorEngine::launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request) {
   const DeviceScope scope(device());
-  const std::int64_t items = std::int64_t{task.rows_per_block} * (task.receives ? setup().num_ranks : 1);
-  launch_small_dispatch(task, blocks_for(items, request.num_sms), enter(request.stream));
+  const int sources = setup().num_ranks - (task.own_direct ? 1 : 0);
+  const std::int64_t rows = std::int64_t{task.rows_per_block} * ((task.sends ? 1 : 0) + (task.receives ? sources : 0));
+  task.work = small_work(rows, task.lane_lines + 1, sources, request.num_sms);
+  if (sources == 0) task.receives = false;
+  launch_small_dispatch(task, blocks_for(rows * task.work.slices.value(), request.num_sms), enter(request.stream));
 }
 
 void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
@@ -248,28 +237,17 @@ bool RankMajorEngine::in_place(const TensorView& expert_output) const {
 Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round) {
   count_combine();
   const TensorView& rows = request.expert_output;
-  const std::int64_t element = size_of(rows.dtype);
-  combine_ = {};
+  const bool fp8 = setup().spec.combine_wire == protocol::CombineWire::kF8e4m3;
+  combine_ = combine_task(request, fp8 ? Dtype::kF8e4m3 : setup().params.dtype, in_place(rows));
   combine_.common = common();
   combine_.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  combine_.hidden = hidden_of(rows);
-  combine_.from_dtype = rows.dtype;
-  combine_.rows_dtype =
-      setup().spec.combine_wire == protocol::CombineWire::kF8e4m3 ? Dtype::kF8e4m3 : setup().params.dtype;
-  combine_.row_bytes = combine_.hidden * size_of(combine_.rows_dtype);
-  combine_.staged = combine_.rows_dtype != rows.dtype || !in_place(rows);
-  combine_.from = static_cast<const std::byte*>(rows.data);
-  const bool blocks = rows.num_dims == 3;
-  combine_.from_row_stride = rows.strides[blocks ? 1 : 0] * element;
-  combine_.from_block_stride = blocks ? rows.strides[0] * element : round.tokens_per_rank * combine_.from_row_stride;
+  combine_.from_block_stride =
+      rows.num_dims == 3 ? rows.strides[0] * size_of(rows.dtype) : round.tokens_per_rank * combine_.from_row_stride;
   combine_.unit = unit_of(bits_of(rows.data) | bits_of(combine_.from_row_stride) | bits_of(combine_.from_block_stride) |
                           bits_of(combine_.row_bytes));
-  combine_.ends_views = request.ends_views;
-  combine_.reads_views = request.reads_views;
   auto& buffers = static_cast<RouteBuffers&>(*round.memory);
   buffers.ended_by_combine = true;
   buffers.in_use = !request.in_one_call;  // the receive half clears it
-  combine_.receives = request.in_one_call;
   if (buffers.small) combine_.small = small_;
   combine_.tokens_per_rank = static_cast<int>(round.tokens_per_rank);
   combine_.row_lines = static_cast<int>(lines_of(combine_.row_bytes));
@@ -282,32 +260,20 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   task.sends = combine_.receives;  // in one call
   task.receives = true;
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
-  const TensorView& output = target.output;
-  task.output = static_cast<std::byte*>(output.data);
-  task.output_stride = output.row_stride_bytes();
-  task.output_dtype = output.dtype;
-  std::uint64_t all = bits_of(output.data) | bits_of(task.output_stride);
-  for (std::size_t i = 0; i < target.bias.size(); ++i) {
-    if (!target.bias[i].defined()) continue;
-    task.bias[i] = static_cast<const std::byte*>(target.bias[i].data);
-    task.bias_stride[i] = target.bias[i].row_stride_bytes();
-    all |= bits_of(task.bias[i]) | bits_of(task.bias_stride[i]);
-  }
-  const std::int64_t wider = std::max(size_of(task.rows_dtype), size_of(output.dtype));
-  if (task.small.tokens > 0) {
-    task.vectors = unit_of(all) >= 8;
-  } else {
-    task.vectors = unit_of(all) == 16 && task.hidden % (16 / wider) == 0;
-  }
+  const std::uint64_t all = add_target(target, task);
+  task.vectors = task.small.tokens > 0 ? unit_of(all) >= 8 : in_vectors(task, all);
   launch_combine_half(task, target.stream, target.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
-void RankMajorEngine::launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms) {
+void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
   if (task.small.tokens > 0) {
-    launch_small_combine(task, blocks_for(std::int64_t{task.tokens_per_rank} * setup().num_ranks, num_sms),
-                         enter(stream));
+    const int others = setup().num_ranks - 1;
+    const std::int64_t rows =
+        std::int64_t{task.tokens_per_rank} * ((task.sends ? others : 0) + (task.receives ? 1 : 0));
+    task.work = small_work(rows, task.row_lines, others, num_sms);
+    launch_small_combine(task, blocks_for(rows * task.work.slices.value(), num_sms), enter(stream));
     return;
   }
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;

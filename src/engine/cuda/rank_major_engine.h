@@ -39,15 +39,15 @@ class RankMajorEngine final : public CudaEngine {
                       const protocol::Plane& plane,
                       std::size_t index,
                       SmallDispatchTask& task) const;
-  void launch_small_dispatch_half(const SmallDispatchTask& task, const DispatchRequest& request);
+  void launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request);
+  [[nodiscard]] SmallWork small_work(std::int64_t rows, int lines, int peers, int num_sms) const;
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
-  [[nodiscard]] Ids ids_of(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;
   void add_lanes(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void launch_dispatch(const DispatchTask& task, const DispatchRequest& request);
   [[nodiscard]] bool in_place(const TensorView& expert_output) const;
-  void launch_combine_half(const CombineTask& task, const Stream& stream, int num_sms);
+  void launch_combine_half(CombineTask task, const Stream& stream, int num_sms);
 
   SmallLayout small_;
   bool bulk_ = false;      // the device can send in bulk

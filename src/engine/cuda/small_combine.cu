@@ -12,8 +12,6 @@
 namespace tokenyard::engine::cuda {
 namespace {
 
-constexpr int kOwnersAtOnce = 4;  // whose rows are polled together
-
 template <class Format>
 inline constexpr int kPerWord = 8 / static_cast<int>(sizeof(typename Format::Bits));
 
@@ -59,12 +57,12 @@ __device__ __forceinline__ Pair read_part(const CombineTask& task, const std::by
 }
 
 template <class Wire>
-__device__ __forceinline__ Parts read_row(const CombineTask& task, int source, unsigned token, unsigned first) {
+__device__ __forceinline__ Parts read_row(const CombineTask& task, int source, unsigned token, Slice slice) {
   const std::byte* row = task.from + source * task.from_block_stride + token * task.from_row_stride;
   Parts parts{};
 #pragma unroll
   for (int k = 0; k < kLinesAtOnce; ++k) {
-    const unsigned line = first + k * kLinesOfBlock;
+    const unsigned line = slice.first + k * slice.step;
     if (line < static_cast<unsigned>(task.row_lines)) parts.pairs[k] = read_part<Wire>(task, row, line);
   }
   return parts;
@@ -81,104 +79,39 @@ struct Call {
 template <class Wire>
 __device__ __forceinline__ bool push(const CombineTask& task, const Call& call) {
   const Common& common = task.common;
-  const unsigned others = common.num_ranks - 1;
-  const unsigned items = task.tokens_per_rank * others;
+  const unsigned items = task.tokens_per_rank * task.work.peers.value() * task.work.slices.value();
+  if (common.num_ranks == 1) return true;
 #pragma unroll 1
-  for (unsigned item = blockIdx.x; item < items; item += gridDim.x) {
-    const unsigned token = item / others;
-    int origin = common.rank + 1 + static_cast<int>(item % others);
+  for (unsigned at = blockIdx.x; at < items; at += gridDim.x) {
+    const Item item = item_of(task.work, at);
+    int origin = common.rank + 1 + static_cast<int>(item.peer);
     if (origin >= common.num_ranks) origin -= common.num_ranks;
-    const std::uint32_t owed = __ldg(task.route.present + origin * static_cast<unsigned>(task.small.tokens) + token);
-    std::byte* to = window_of(common, origin) + task.small.row(call.epoch, common.rank, token);
-#pragma unroll 1
-    for (unsigned base = 0; base < static_cast<unsigned>(task.row_lines); base += kLinesAtOnce * kLinesOfBlock) {
-      const unsigned line = base + line_of_thread();
-      const Parts parts = read_row<Wire>(task, origin, token, line);
+    const std::uint32_t owed =
+        __ldg(task.route.present + origin * static_cast<unsigned>(task.small.tokens) + item.token);
+    std::byte* to = window_of(common, origin) + task.small.row(call.epoch, common.rank, item.token);
+    Slice slice = slice_of(task.work, item.slice);
+    do {
+      const Parts parts = read_row<Wire>(task, origin, item.token, slice);
       if (call.start.failed != 0 || call.aborted) return false;
       if (owed == 0) break;
-      store_lines(to, parts, line, task.row_lines, call.flag);
-    }
+      store_lines(to, parts, slice, task.row_lines, call.flag);
+      slice.first += kLinesAtOnce * slice.step;
+    } while (slice.first < static_cast<unsigned>(task.row_lines));
   }
   return true;
 }
 
-// What a warp works on.
-struct Place {
-  unsigned token;
-  unsigned line;  // the thread's first
-};
-
-// Some of the ranks that owe a row of a token, ascending.
-struct Owners {
-  int ranks[kOwnersAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
-  int count;
-};
-
-// Takes the lowest ranks out.
-__device__ __forceinline__ Owners take_owners(std::uint32_t& left) {
-  Owners owners{};
-#pragma unroll
-  for (int k = 0; k < kOwnersAtOnce; ++k) {
-    if (left == 0) break;
-    owners.ranks[k] = __ffs(static_cast<int>(left)) - 1;
-    left &= left - 1;
-    ++owners.count;
-  }
-  return owners;
-}
-
-struct PartsOfOwners {
-  Parts of[kOwnersAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
-};
-
-// By one lane, when it waits long for one of the owners: whether the operation is given up.
-__device__ __noinline__ bool any_gave_up(const CombineTask& task,
-                                         const Owners& owners,
-                                         unsigned token,
-                                         const Call& call) {
+// By one lane, when it waits long: whether the operation is given up.
+__device__ __noinline__ bool gave_up(const CombineTask& task, int owner, unsigned token, Call call) {
   const Common& common = task.common;
   std::uint32_t* state = task.route.state + kSmallCombineAborted;
-  for (int k = 0; k < owners.count; ++k) {
-    if (owners.ranks[k] == common.rank) continue;
-    const Awaited awaited{owners.ranks[k], Phase::kCombine, call.epoch};
-    if (given_up_plainly(common, state, awaited)) return true;
-    const std::byte* row = window_of(common, common.rank) + task.small.row(call.epoch, awaited.peer, token);
-    const std::uint64_t seen = load_pair_system(row + (kLineThreads - 1) * sizeof(Pair)).second;
-    if (seen == call.flag || !same_epoch(seen, call.flag)) continue;
-    give_up_small(common, state, NoticeKind::kMismatch, awaited);
-    return true;
-  }
-  return false;
-}
-
-// By one warp: its lines of the rows of these owners, waited for together; false when they do not come.
-template <class Wire>
-__device__ __forceinline__ bool take_rows(
-    const CombineTask& task, const Owners& owners, const Place& place, const Call& call, PartsOfOwners& rows) {
-  const Common& common = task.common;
-  const std::byte* window = window_of(common, common.rank);
-#pragma unroll
-  for (int k = 0; k < kOwnersAtOnce; ++k) {
-    if (k < owners.count && owners.ranks[k] == common.rank)
-      rows.of[k] = read_row<Wire>(task, common.rank, place.token, place.line);
-  }
-  Awaited awaited{common.rank, Phase::kCombine, call.epoch};
-  const auto ready = [&] {
-    std::uint32_t missing = 0;
-#pragma unroll
-    for (int k = 0; k < kOwnersAtOnce; ++k) {
-      if (k >= owners.count || owners.ranks[k] == common.rank) continue;
-      const std::byte* lines = window + task.small.row(call.epoch, owners.ranks[k], place.token);
-      if (!load_lines(lines, rows.of[k], place.line, task.row_lines, call.flag)) missing |= 1U << k;
-    }
-    missing = __reduce_or_sync(kAllLanes, missing);
-#pragma unroll
-    for (int k = 0; k < kOwnersAtOnce; ++k) {
-      if ((missing >> k & 1U) != 0) awaited.peer = owners.ranks[k];
-    }
-    return missing == 0;
-  };
-  return wait_as_warp(common, awaited, ready, [&] { return any_gave_up(task, owners, place.token, call); });
+  const Awaited awaited{owner, Phase::kCombine, call.epoch};
+  if (given_up_plainly(common, state, awaited)) return true;
+  const std::byte* row = window_of(common, common.rank) + task.small.row(call.epoch, owner, token);
+  const std::uint64_t seen = load_pair_system(row + (kLineThreads - 1) * sizeof(Pair)).second;
+  if (seen == call.flag || !same_epoch(seen, call.flag)) return false;
+  give_up_small(common, state, NoticeKind::kMismatch, awaited);
+  return true;
 }
 
 template <class Wire>
@@ -250,36 +183,55 @@ __device__ __forceinline__ void store_sums(const CombineTask& task, unsigned tok
   *reinterpret_cast<Elements*>(output + first) = elements;
 }
 
-// By one warp: some lines of a token's sum; false when this rank does not go on with the operation.
+// A slice of a token's sum, by one warp; false when this rank does not go on with the operation. While it waits for the
+// rows of one owner, those of the next are on their way from memory.
 template <class Wire, class To>
-__device__ __forceinline__ bool sum_lines(const CombineTask& task,
-                                          std::uint32_t ranks,
-                                          const Place& place,
-                                          const Call& call) {
+__device__ __forceinline__ bool sum_lines(
+    const CombineTask& task, std::uint32_t ranks, unsigned token, Slice slice, const Call& call) {
   constexpr int kElements = kPerWord<Wire>;
+  const Common& common = task.common;
+  const std::byte* window = window_of(common, common.rank);
+  const auto load = [&](int owner) {
+    return owner == common.rank ? read_row<Wire>(task, owner, token, slice)
+                                : load_lines(window + task.small.row(call.epoch, owner, token), slice, task.row_lines);
+  };
   float sums[kLinesAtOnce][2][kElements] = {};  // NOLINT(modernize-avoid-c-arrays): device code
+  int owner = __ffs(static_cast<int>(ranks)) - 1;
+  Parts next{};
+  if (ranks != 0) next = load(owner);
 #pragma unroll 1
   while (ranks != 0) {
-    const Owners owners = take_owners(ranks);
-    PartsOfOwners rows{};
-    if (!take_rows<Wire>(task, owners, place, call, rows)) return false;
-#pragma unroll
-    for (int k = 0; k < kOwnersAtOnce; ++k) {
-      if (k >= owners.count) break;
-#pragma unroll
-      for (int i = 0; i < kLinesAtOnce; ++i) {
-        add_word<Wire>(sums[i][0], rows.of[k].pairs[i].first);
-        add_word<Wire>(sums[i][1], rows.of[k].pairs[i].second);  // of a flag's word nobody looks at the sum
+    Parts parts = next;
+    const int current = owner;
+    ranks &= ranks - 1;
+    owner = __ffs(static_cast<int>(ranks)) - 1;
+    if (ranks != 0) next = load(owner);
+    if (current != common.rank) {
+      const auto here = [&] {
+        return __all_sync(kAllLanes, static_cast<int>(are_there(parts, slice, task.row_lines, call.flag))) != 0;
+      };
+      const auto ready = [&] {
+        parts = load_lines(window + task.small.row(call.epoch, current, token), slice, task.row_lines);
+        return here();
+      };
+      if (!here() && !wait_as_warp(common, {current, Phase::kCombine, call.epoch}, ready,
+                                   [&] { return gave_up(task, current, token, call); })) {
+        return false;
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kLinesAtOnce; ++i) {
+      add_word<Wire>(sums[i][0], parts.pairs[i].first);
+      add_word<Wire>(sums[i][1], parts.pairs[i].second);  // of a flag's word nobody looks at the sum
     }
   }
 #pragma unroll
   for (int i = 0; i < kLinesAtOnce; ++i) {
-    const unsigned line = place.line + i * kLinesOfBlock;
+    const unsigned line = slice.first + i * slice.step;
     if (line >= static_cast<unsigned>(task.row_lines)) break;
     const std::int64_t first = row_offset_of(line) / sizeof(typename Wire::Bits);
-    store_sums<Wire, To>(task, place.token, first, sums[i][0]);
-    if (!holds_flag()) store_sums<Wire, To>(task, place.token, first + kElements, sums[i][1]);
+    store_sums<Wire, To>(task, token, first, sums[i][0]);
+    if (!holds_flag()) store_sums<Wire, To>(task, token, first + kElements, sums[i][1]);
   }
   return true;
 }
@@ -287,21 +239,23 @@ __device__ __forceinline__ bool sum_lines(const CombineTask& task,
 // Tokens from the last block on, so that with few of them nobody both pushes and sums.
 template <class Wire, class To>
 __device__ __forceinline__ void sum(const CombineTask& task, const Call& call) {
-  const std::uint32_t tokens = task.route.state[kRouteTokens];
+  const unsigned items = task.route.state[kRouteTokens] * task.work.slices.value();
 #pragma unroll 1
-  for (unsigned token = gridDim.x - 1 - blockIdx.x; token < tokens; token += gridDim.x) {
+  for (unsigned item = gridDim.x - 1 - blockIdx.x; item < items; item += gridDim.x) {
+    const unsigned token = task.work.slices.divide(item);
+    Slice slice = slice_of(task.work, item - token * task.work.slices.value());
     const std::uint32_t ranks = __ldg(task.route.ranks_of_token + token);
-#pragma unroll 1
-    for (unsigned base = 0; base < static_cast<unsigned>(task.row_lines); base += kLinesAtOnce * kLinesOfBlock) {
-      if (!sum_lines<Wire, To>(task, ranks, {token, base + line_of_thread()}, call)) return;
-    }
+    do {
+      if (!sum_lines<Wire, To>(task, ranks, token, slice, call)) return;
+      slice.first += kLinesAtOnce * slice.step;
+    } while (__any_sync(kAllLanes, static_cast<int>(slice.first < static_cast<unsigned>(task.row_lines))) != 0);
   }
 }
 
 // By one block, for the rounds that follow; no other one looks at any of it.
 __device__ void settle(const CombineTask& task) {
   const Common& common = task.common;
-  for (int rank = static_cast<int>(threadIdx.x); rank < common.num_ranks; rank += kThreads)
+  for (int rank = static_cast<int>(threadIdx.x); rank < common.num_ranks; rank += blockDim.x)
     task.route.rows_received[rank] = 0;
   Board& board = *common.board;
   if (threadIdx.x == 0 && board.invalid_told != board.invalid_ids)
@@ -339,7 +293,7 @@ void load_small_combine() {
 }
 
 void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stream) {
-  combine_kernel<Kernels>(task.rows_dtype, task.output_dtype)<<<blocks, kThreads, 0, stream>>>(task);
+  combine_kernel<Kernels>(task.rows_dtype, task.output_dtype)<<<blocks, task.work.threads, 0, stream>>>(task);
   check(cudaGetLastError(), "launching a small combine");
 }
 

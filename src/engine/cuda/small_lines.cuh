@@ -17,8 +17,32 @@
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr unsigned kLinesOfBlock = kThreads / kLineThreads;
 inline constexpr int kLinesAtOnce = 2;  // of a thread: rows of 14 KiB cross in one go
+
+// A slice of the lines of a row or packet: with few tokens several blocks share one.
+struct Slice {
+  unsigned first;  // this thread's first line; others follow in steps
+  unsigned step;   // lines of all the blocks that share
+  unsigned index;
+};
+
+__device__ __forceinline__ Slice slice_of(const SmallWork& work, unsigned index) {
+  const unsigned lines = blockDim.x / kLineThreads;
+  return {index * lines + threadIdx.x / kLineThreads, lines * work.slices.value(), index};
+}
+
+// What an item is.
+struct Item {
+  unsigned token;
+  unsigned peer;  // of those that the work counts
+  unsigned slice;
+};
+
+__device__ __forceinline__ Item item_of(const SmallWork& work, unsigned item) {
+  const unsigned row = work.slices.divide(item);
+  const unsigned token = work.peers.divide(row);
+  return {token, row - token * work.peers.value(), item - row * work.slices.value()};
+}
 
 // The place of this thread in its line: it has 16 bytes of it, of which the last 8 are the flag in the last place.
 __device__ __forceinline__ unsigned place_in_line() {
@@ -27,11 +51,6 @@ __device__ __forceinline__ unsigned place_in_line() {
 
 __device__ __forceinline__ bool holds_flag() {
   return place_in_line() == kLineThreads - 1;
-}
-
-// The first line of this thread.
-__device__ __forceinline__ unsigned line_of_thread() {
-  return threadIdx.x / kLineThreads;
 }
 
 // Where this thread's part of a line lies, from the first line on.
@@ -53,7 +72,7 @@ __device__ __noinline__ inline Pair load_bytes(const std::byte* row, unsigned of
 }
 
 __device__ __noinline__ inline void store_bytes(
-    std::byte* row, unsigned offset, unsigned row_bytes, const Pair& pair, unsigned bytes) {
+    std::byte* row, unsigned offset, unsigned row_bytes, Pair pair, unsigned bytes) {
 #pragma unroll 1
   for (unsigned i = 0; i < bytes && offset + i < row_bytes; ++i)
     row[offset + i] = static_cast<std::byte>((i < 8 ? pair.first : pair.second) >> (i % 8 * 8));
@@ -79,52 +98,59 @@ __device__ __forceinline__ void store_part(
   if (offset + 8 < row_bytes && !holds_flag()) to[1] = pair.second;
 }
 
-// This thread's parts of lines `first`, first + kLinesOfBlock, ...
+// This thread's parts of lines `first`, first + step, ...
 struct Parts {
   Pair pairs[kLinesAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
 // Whole lines, by all eight threads of each.
 __device__ __forceinline__ void store_lines(
-    std::byte* to, const Parts& parts, unsigned first, unsigned num_lines, std::uint64_t flag) {
+    std::byte* to, const Parts& parts, Slice slice, unsigned num_lines, std::uint64_t flag) {
 #pragma unroll
   for (int k = 0; k < kLinesAtOnce; ++k) {
-    const unsigned line = first + k * kLinesOfBlock;
+    const unsigned line = slice.first + k * slice.step;
     const Pair pair{parts.pairs[k].first, holds_flag() ? flag : parts.pairs[k].second};
     if (line < num_lines) store_pair_system(to + offset_of(line), pair);
   }
 }
 
-// Whether all of this thread's lines are there, as far as it can tell: only those that hold flags can.
-__device__ __forceinline__ bool load_lines(
-    const std::byte* from, Parts& parts, unsigned first, unsigned num_lines, std::uint64_t flag) {
-  bool there = true;
+__device__ __forceinline__ Parts load_lines(const std::byte* from, Slice slice, unsigned num_lines) {
+  Parts parts{};
 #pragma unroll
   for (int k = 0; k < kLinesAtOnce; ++k) {
-    const unsigned line = first + k * kLinesOfBlock;
-    if (line >= num_lines) break;
-    parts.pairs[k] = load_pair_system(from + offset_of(line));
-    there = there && (!holds_flag() || parts.pairs[k].second == flag);
+    const unsigned line = slice.first + k * slice.step;
+    if (line < num_lines) parts.pairs[k] = load_pair_system(from + offset_of(line));
   }
-  return there;
+  return parts;
+}
+
+// Whether all of this thread's lines are there, as far as it can tell: only those that hold flags can.
+__device__ __forceinline__ bool are_there(const Parts& parts, Slice slice, unsigned num_lines, std::uint64_t flag) {
+  bool there = true;
+#pragma unroll
+  for (int k = 0; k < kLinesAtOnce; ++k)
+    there = there && (slice.first + k * slice.step >= num_lines || parts.pairs[k].second == flag);
+  return there || !holds_flag();
 }
 
 // How long a warp has waited.
 struct Clock {
   std::uint64_t start = 0;
   bool late = false;
+  bool ends = false;
 };
 
-// By one lane, now and then: whether the wait is over. It comes once more after the clock ran out, for what came
+// By one lane, now and then: what has become of the wait. It goes on once more after the clock ran out, for what came
 // meanwhile.
-__device__ __noinline__ inline bool ends_wait(const Common& common, const Awaited& awaited, Clock& clock) {
-  if (load_relaxed_device(&common.board->failed) != 0) return true;
+__device__ __noinline__ inline Clock look_at_clock(const Common& common, Awaited awaited, Clock clock) {
+  clock.ends = load_relaxed_device(&common.board->failed) != 0;
+  if (clock.ends) return clock;
   const std::uint64_t now = nanoseconds();
   if (clock.start == 0) clock.start = now;
   if (clock.late) fail(common, NoticeKind::kTimeout, awaited, now - clock.start);
-  const bool ends = clock.late;
+  clock.ends = clock.late;
   clock.late = now - clock.start >= deadline_of(common, awaited.epoch);
-  return ends;
+  return clock;
 }
 
 // By whole warps, like wait_until: `ready()` gives all lanes one answer. `pointless()` is asked now and then, by one
@@ -141,9 +167,11 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common,
     for (int i = 0; i < kPollsPerClock; ++i) {
       if (ready()) return true;
     }
-    bool ends = false;
-    if (threadIdx.x % kWarp == 0) ends = pointless() || ends_wait(common, awaited, clock);
-    if (__any_sync(kAllLanes, static_cast<int>(ends)) != 0) return false;
+    if (threadIdx.x % kWarp == 0) {
+      clock.ends = pointless();
+      if (!clock.ends) clock = look_at_clock(common, awaited, clock);
+    }
+    if (__any_sync(kAllLanes, static_cast<int>(clock.ends)) != 0) return false;
   }
 }
 

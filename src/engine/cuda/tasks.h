@@ -176,8 +176,16 @@ struct SmallLane {
   bool words_to = false;
 };
 
+// How the lines of small rounds go round the blocks: an item is a slice of a row or packet for one peer.
+struct SmallWork {
+  int threads = kThreads;  // of a block
+  protocol::Divisor slices{1};
+  protocol::Divisor peers{1};
+};
+
 struct SmallDispatchTask {
   Common common{};
+  SmallWork work{};
   protocol::OwnerRule owners{};
   std::int64_t num_tokens = 0;
   const std::int32_t* num_tokens_on_device = nullptr;
@@ -217,6 +225,7 @@ struct CombineTask {
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
   SmallLayout small{};
+  SmallWork work{};
   int tokens_per_rank = 0;
   int row_lines = 0;     // of a row of a small round
   bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire; small: of words

@@ -29,7 +29,7 @@ __device__ __forceinline__ Start read_start(const Common& common, int phase) {
 // By the threads of one block, for operations that follow: `first` and later blocks of theirs.
 __device__ inline void write_epochs(const Common& common, int phase, std::uint32_t epoch, unsigned first) {
   if (threadIdx.x == 0) common.board->epochs[static_cast<unsigned>(phase)] = epoch;
-  for (unsigned block = first + threadIdx.x; block < kMaxBlocks; block += kThreads)
+  for (unsigned block = first + threadIdx.x; block < kMaxBlocks; block += blockDim.x)
     common.board->block_epochs[static_cast<unsigned>(phase)][block] = epoch;
 }
 
