@@ -76,8 +76,8 @@ struct DispatchOptions {
   int num_sms = 0;                          // 0: the library chooses; the host engine has none to spend
   DispatchCast cast = DispatchCast::kNone;  // low_latency; equal on all ranks
   // low_latency: running statistics of the caller, added to by each dispatch. [num_local_experts] i32: routes to each
-  // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source. They stop
-  // at the largest number of their dtype.
+  // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source, on
+  // CUDA the longest of the waits that go on side by side. They stop at the largest number of their dtype.
   TensorView routes_per_expert{}, wait_per_source{};
   // The caller's tensors for outputs; a member that is not defined is a view of the window, or comes from
   // CommunicationOptions::allocate_output. A tensor with room for more rows than needed is taken. Too few rows are
@@ -100,8 +100,8 @@ struct RowCounts {
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> aligned_rows_per_expert;  // rounded up to expert_alignment; 0 stays 0
   // CountsOn::kDevice or num_worst_tokens, and the tokens where num_tokens_on_device was given: [num_ranks] i32, valid
-  // until the handle's combine or end.
-  TensorView rows_per_source_on_device{}, tokens_per_source_on_device{};
+  // until the handle's combine or end; expert major also [num_local_experts] i32.
+  TensorView rows_per_source_on_device{}, tokens_per_source_on_device{}, rows_per_expert_on_device{};
 };
 
 // What a dispatch returns and its combine consumes. Move-only; it owns the route, never rows. A handle that dies
@@ -138,7 +138,8 @@ struct DispatchResult {
   TensorView eplb_gathered_stats{};  // [num_ranks, n] i32
   std::vector<TensorView> extra_payloads{};
   // Expert major: [num_local_experts, num_ranks * max_tokens_per_rank] i32, the token index that each row has at its
-  // source; and [num_local_experts, num_ranks, 2] i32, {first row, rows} of each source rank.
+  // source; and [num_local_experts, num_ranks, 2] i32, {first row, rows} of each source rank. With CountsOn::kDevice in
+  // device memory, as RowCounts says; so are the statistics of DispatchOptions then.
   TensorView source_tokens{}, source_ranges{};
   RowCounts counts{};
   Handle handle{};

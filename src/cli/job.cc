@@ -99,17 +99,22 @@ class RankJob {
   ExpertInput received_rows() {
     const RowCounts& counts = received_.counts;
     rows_received_ = counts.num_rows;
+    rows_per_expert_ = counts.rows_per_expert;
     if (counts.rows_per_source_on_device.defined()) {
       const TensorView rows = device_->load(counts.rows_per_source_on_device);
       rows_received_ =
           std::accumulate(rows.as<std::int32_t>(), rows.as<std::int32_t>() + rows.num_elements(), std::int64_t{0});
+    }
+    if (counts.rows_per_expert_on_device.defined()) {
+      const TensorView rows = device_->load(counts.rows_per_expert_on_device);
+      rows_per_expert_.assign(rows.as<std::int32_t>(), rows.as<std::int32_t>() + rows.num_elements());
     }
     return {.hidden_states = device_->load(received_.hidden_states),
             .hidden_states_scale = device_->load(received_.hidden_states_scale),
             .topk_ids = device_->load(received_.topk_ids),
             .topk_weights = device_->load(received_.topk_weights),
             .first_id = contract_.id_space == IdSpace::kLocal ? 0 : first_expert_,
-            .rows_per_expert = counts.rows_per_expert};
+            .rows_per_expert = rows_per_expert_};
   }
 
   const Group& group_;
@@ -125,6 +130,7 @@ class RankJob {
   CombineOptions combine_options_;
   DispatchResult received_;
   std::int64_t rows_received_ = 0;
+  std::vector<std::int64_t> rows_per_expert_;
   ExpertMemory expert_memory_;
 };
 

@@ -213,6 +213,8 @@ Received::Outcome Received::place(Route& route,
     if (shows(plane)) output = place_plane(route, plane, wanted(options, plane), allocate);
   }
   result.eplb_gathered_stats = place_stats(route, options);
+  outputs.routes_per_expert = options.routes_per_expert.as<std::int32_t>();
+  outputs.waited = options.wait_per_source.as<std::int64_t>();
   return {.needed_rows = 0, .has_views = has_views_};
 }
 

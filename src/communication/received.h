@@ -71,7 +71,7 @@ class Received {
 
   // received_counts.cc
   void fill_counts(const Route& route, RowCounts& counts) const;
-  [[nodiscard]] TensorView on_device(std::int32_t* counts) const;  // of each rank
+  [[nodiscard]] TensorView on_device(std::int32_t* counts, std::int64_t entries) const;  // of each rank
   void tell_device_counts(const engine::Round& round, RowCounts& counts) const;
   void check_stats_into(const Route& route, const TensorView& stats) const;
   TensorView place_stats(Route& route, const DispatchOptions& options);

@@ -10,8 +10,8 @@
 
 namespace tokenyard::communication {
 
-TensorView Received::on_device(std::int32_t* counts) const {
-  TensorView view(counts, Dtype::kI32, {limits_.num_ranks});
+TensorView Received::on_device(std::int32_t* counts, std::int64_t entries) const {
+  TensorView view(counts, Dtype::kI32, {entries});
   view.device = limits_.device;
   return view;
 }
@@ -21,8 +21,11 @@ void Received::tell_device_counts(const engine::Round& round, RowCounts& counts)
   counts.dropped_rows = 0;
   counts.rows_per_source.clear();
   counts.tokens_per_source.clear();
-  counts.rows_per_source_on_device = on_device(round.rows_on_device);
-  counts.tokens_per_source_on_device = on_device(round.tokens_on_device);
+  counts.rows_per_source_on_device = on_device(round.rows_on_device, limits_.num_ranks);
+  counts.tokens_per_source_on_device = on_device(round.tokens_on_device, limits_.num_ranks);
+  if (round.experts.rows_on_device == nullptr) return;
+  counts.rows_per_expert_on_device =
+      on_device(round.experts.rows_on_device, num_local_experts(limits_.params, limits_.rank, limits_.num_ranks));
 }
 
 void Received::fill_counts(const Route& route, RowCounts& counts) const {
@@ -35,9 +38,10 @@ void Received::fill_counts(const Route& route, RowCounts& counts) const {
   counts.tokens_per_source.assign(round.tokens_of.begin(), round.tokens_of.end());
   counts.rows_per_expert.clear();
   counts.aligned_rows_per_expert.clear();
-  counts.rows_per_source_on_device = counts.tokens_per_source_on_device = {};
+  counts.rows_per_source_on_device = counts.tokens_per_source_on_device = counts.rows_per_expert_on_device = {};
   if (round.rows_on_device != nullptr) return tell_device_counts(round, counts);
-  if (round.tokens_on_device != nullptr) counts.tokens_per_source_on_device = on_device(round.tokens_on_device);
+  if (round.tokens_on_device != nullptr)
+    counts.tokens_per_source_on_device = on_device(round.tokens_on_device, limits_.num_ranks);
   if (!route.request.outputs.count_experts) return;
   counts.rows_per_expert.assign(round.rows_per_expert.begin(), round.rows_per_expert.end());
   for (const std::int64_t rows : counts.rows_per_expert) {

@@ -47,10 +47,13 @@ engine::OutputPlane Received::expert_places(const Route& route, int plane) const
 
 void Received::finish_experts(Route& route, const DispatchOptions& options, DispatchResult& result) const {
   engine::ExpertRows& experts = route.round.experts;
-  result.source_tokens =
-      TensorView(experts.source_tokens.data(), Dtype::kI32, {route.num_blocks, route.rows_per_block});
-  result.source_ranges =
-      TensorView(experts.source_ranges.data(), Dtype::kI32, {route.num_blocks, limits_.num_ranks, 2});
+  const bool on_device = experts.rows_on_device != nullptr;
+  auto* tokens = on_device ? experts.source_tokens_on_device : experts.source_tokens.data();
+  auto* ranges = on_device ? experts.source_ranges_on_device : experts.source_ranges.data();
+  result.source_tokens = TensorView(tokens, Dtype::kI32, {route.num_blocks, route.rows_per_block});
+  result.source_ranges = TensorView(ranges, Dtype::kI32, {route.num_blocks, limits_.num_ranks, 2});
+  result.source_tokens.device = result.source_ranges.device = limits_.device;
+  if (on_device) return;  // and added to the statistics there
   add_to(options.routes_per_expert, experts.routes_per_expert);
   add_to(options.wait_per_source, experts.waited);
 }

@@ -67,6 +67,9 @@ struct DispatchOutputs {
   std::int32_t* stats = nullptr;    // [num_ranks, num_stats]; null: nowhere
   std::int64_t num_stats = 0;
   bool count_experts = false;  // Round::rows_per_expert, from ids that came with the rows
+  // By expert, where counts stay on the device: the caller's running statistics there, added to when rows are placed.
+  std::int32_t* routes_per_expert = nullptr;  // [num_local_experts]
+  std::int64_t* waited = nullptr;             // [num_ranks] nanoseconds
 };
 
 inline constexpr std::int64_t kNotGiven = -1;

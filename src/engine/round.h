@@ -30,6 +30,10 @@ struct ExpertRows {
   std::vector<std::int32_t> routes_per_expert;  // [num_local_experts], with repeated picks
   std::vector<std::int64_t> waited;             // [num_ranks] nanoseconds, by the receive half
   bool has_weights = false;
+  // The same on the device, where counts stay there: rows of each expert, source tokens and ranges.
+  std::int32_t* rows_on_device = nullptr;
+  std::int32_t* source_tokens_on_device = nullptr;
+  std::int32_t* source_ranges_on_device = nullptr;
 };
 
 // What an engine keeps of a round besides, where it needs it.

@@ -176,6 +176,7 @@ void DeviceRounds::bring_counts(const Communication& communication,
   if (!counts.rows_per_source_on_device.defined()) return synchronize();
   const TensorView rows = mirror(counts.rows_per_source_on_device);
   const TensorView tokens = mirror(counts.tokens_per_source_on_device);
+  const TensorView by_expert = mirror(counts.rows_per_expert_on_device);
   synchronize();
   std::int64_t all = 0;
   for (int source = 0; source < communication.num_ranks(); ++source) {
@@ -185,7 +186,10 @@ void DeviceRounds::bring_counts(const Communication& communication,
   }
   counts.num_rows = std::min(all, options.num_worst_tokens.value_or(all));
   counts.dropped_rows = all - counts.num_rows;
-  count_experts(communication, options.expert_alignment, result);
+  if (!by_expert.defined()) return count_experts(communication, options.expert_alignment, result);
+  const auto* begin = by_expert.as<std::int32_t>();
+  counts.rows_per_expert.assign(begin, begin + by_expert.num_elements());
+  counts.aligned_rows_per_expert = counts.rows_per_expert;
 }
 
 DispatchOptions DeviceRounds::on_device(const DispatchOptions& options) {
@@ -193,7 +197,13 @@ DispatchOptions DeviceRounds::on_device(const DispatchOptions& options) {
   with_stream.stream.native = stream_;
   with_stream.num_sms = options_.num_sms;
   callers_.clear();
+  statistics_.clear();
   into_ = {};
+  for (TensorView* view : {&with_stream.routes_per_expert, &with_stream.wait_per_source}) {
+    if (!view->defined()) continue;
+    statistics_.emplace_back(*view, to_device(*view));
+    *view = statistics_.back().second;
+  }
   if (options.into == nullptr) return with_stream;
   const auto bring = [&](const TensorView& host) {
     if (!host.defined()) return host;
@@ -215,7 +225,11 @@ Status DeviceRounds::dispatch(Communication& communication,
                               const DispatchInput& input,
                               const DispatchOptions& options,
                               DispatchResult& result) {
-  used_ = 0;
+  if (num_dispatches_++ % options_.rounds_in_flight == 0) {
+    used_ = 0;
+    mirrors_.clear();
+  }
+  sent_begin_ = used_;
   extras_.clear();
   DispatchInput brought = input;
   for (TensorView* view : {&brought.hidden_states, &brought.topk_ids, &brought.topk_weights,
@@ -224,7 +238,6 @@ Status DeviceRounds::dispatch(Communication& communication,
   for (const TensorView& extra : input.extra_payloads)
     extras_.push_back(to_device(extra));
   brought.extra_payloads = extras_;
-  sent_begin_ = 0;
   sent_end_ = used_;
   const DispatchOptions with_stream = on_device(options);
   const Status status = outcome(communication, run_dispatch(communication, brought, with_stream, result));
@@ -251,9 +264,11 @@ void DeviceRounds::show(TensorView& view) {
 }
 
 void DeviceRounds::show(const Communication& communication, const DispatchOptions& options, DispatchResult& result) {
-  mirrors_.clear();
-  for (TensorView* view : {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
-                           &result.router_logits, &result.eplb_gathered_stats})
+  for (const auto& [host, device] : statistics_)
+    to_host(host, device);
+  for (TensorView* view :
+       {&result.hidden_states, &result.hidden_states_scale, &result.topk_ids, &result.topk_weights,
+        &result.router_logits, &result.eplb_gathered_stats, &result.source_tokens, &result.source_ranges})
     show(*view);
   for (TensorView& extra : result.extra_payloads)
     show(extra);

@@ -35,6 +35,7 @@ class DeviceRounds {
     bool zero_copy = false;  // expert output is copied into combine_input() where there is one
     bool halves = false;     // each phase in two halves, between which what was sent is overwritten
     int num_sms = 0;
+    int rounds_in_flight = 1;  // dispatches before the first of their combines
     std::int64_t arena_bytes = std::int64_t{256} << 20;
   };
 
@@ -97,12 +98,14 @@ class DeviceRounds {
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   std::int64_t used_ = 0;
+  int num_dispatches_ = 0;
   std::int64_t sent_begin_ = 0;  // in the arena
   std::int64_t sent_end_ = 0;
   std::int64_t kept_ = 0;                              // at the block's end
   std::vector<std::unique_ptr<std::byte[]>> mirrors_;  // NOLINT(modernize-avoid-c-arrays): of any size, uninitialised
   std::vector<TensorView> extras_;
-  std::vector<std::pair<TensorView, TensorView>> callers_;  // DispatchOptions::into: host, device
+  std::vector<std::pair<TensorView, TensorView>> callers_;     // DispatchOptions::into: host, device
+  std::vector<std::pair<TensorView, TensorView>> statistics_;  // of DispatchOptions, likewise
   DispatchResult into_;
 };
 

@@ -51,6 +51,7 @@ const communication::Backend& low_latency() {
                             .handle_use = HandleUse::kOnce,
                             .output_ownership = Ownership::kViewOrOwned,
                             .max_in_flight = 2,
+                            .capturable = true,
                             .takes_topk_ids = true,
                             .topk_ids_required = true,
                             .gives_combine_input = true,

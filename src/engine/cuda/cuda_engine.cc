@@ -11,6 +11,8 @@
 #include "engine/cuda/compact_engine.h"
 #include "engine/cuda/every_rank_engine.h"
 #include "engine/cuda/expert_counts.h"
+#include "engine/cuda/expert_layout.h"
+#include "engine/cuda/expert_major_engine.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/queued_engine.h"
 #include "engine/cuda/rank_major_engine.h"
@@ -60,13 +62,17 @@ std::unique_ptr<Engine> make_cuda_engine(const Setup& setup, fabric::Window& win
   if (setup.spec.placement == protocol::Placement::kCompact && setup.spec.transport == protocol::Transport::kWindow) {
     return std::make_unique<CompactEngine>(setup, window);
   }
-  throw Error(ErrorCode::kUnsupported,
-              "the CUDA engine moves rank-major rows (`one_sided`, `two_sided`), every rank's rows (`all_gather`) and "
-              "compact rows through windows (`high_throughput`) so far",
+  if (setup.spec.placement == protocol::Placement::kExpertMajor) {
+    return std::make_unique<ExpertMajorEngine>(setup, window);
+  }
+  throw Error(ErrorCode::kUnsupported, "the CUDA engine moves compact rows through windows, and not through queues",
               setup.rank);
 }
 
 std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::WindowLayout& layout) {
+  if (layout.shape().placement == protocol::Placement::kExpertMajor) {
+    return ExpertLayout::of(layout, params.top_k, params.num_experts).bytes();
+  }
   return SmallLayout::of(layout).bytes(layout) + ExpertCounts::of(layout, params.num_experts).bytes();
 }
 

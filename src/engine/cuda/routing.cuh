@@ -34,6 +34,25 @@ struct TokenOfBlock {
   int num_destinations;
 };
 
+// By one warp, when the token's set of ranks is there: lists them, and calls visit(rank) for each.
+template <class Visit>
+__device__ void list_destinations(int words, TokenOfBlock& shared, const Visit& visit) {
+  const int lane = lane_index();
+  std::uint32_t word = lane < words ? shared.words[lane] : 0;
+  int before = __popc(word);
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == kWarp - 1) shared.num_destinations = before;
+  before -= __popc(word);
+  for (; word != 0; word &= word - 1) {
+    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
+    shared.destinations[before++] = rank;
+    visit(rank);
+  }
+}
+
 // The wire ids of a token and the distinct ranks that own them, ascending; both in the block's shared memory.
 __device__ inline void route_token(
     const Common& common, const RouteMemory& route, const Ids& ids, std::int64_t token, TokenOfBlock& shared) {
@@ -54,21 +73,8 @@ __device__ inline void route_token(
     }
   }
   __syncwarp();
-  const int lane = lane_index();
-  std::uint32_t word = lane < route.words ? shared.words[lane] : 0;
-  if (lane < route.words) route.ranks_of_token[token * route.words + lane] = word;
-  int before = __popc(word);
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == kWarp - 1) shared.num_destinations = before;
-  before -= __popc(word);
-  for (; word != 0; word &= word - 1) {
-    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
-    shared.destinations[before++] = rank;
-    atomicAdd(route.rows_sent + rank, 1U);
-  }
+  if (lane_index() < route.words) route.ranks_of_token[token * route.words + lane_index()] = shared.words[lane_index()];
+  list_destinations(route.words, shared, [&route](int rank) { atomicAdd(route.rows_sent + rank, 1U); });
 }
 
 __device__ __forceinline__ void store_id(std::byte* row, int slot, bool i64, std::int64_t id) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "engine/cuda/tasks.h"
+#include "engine/cuda/verbs.cuh"
 #include "protocol/layout.h"
 #include "protocol/stamp.h"
 

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine by expert, in one launch or one for each half: each rank weighs and sums its experts' rows of a token and
+// stores the one row to the origin's window; the origin sums the rows of its tokens in the order of ranks.
+#include <algorithm>
+
+#include "engine/cuda/copies.cuh"
+#include "engine/cuda/expert_combine.cuh"
+#include "engine/cuda/expert_combine_lines.cuh"
+#include "engine/cuda/expert_kernels.h"
+#include "engine/cuda/expert_state.cuh"
+#include "engine/cuda/expert_sums.cuh"
+
+namespace tokenyard::engine::cuda {
+namespace {
+
+constexpr int kMostRowsAtOnce = 2;  // of a block
+
+template <class Wire>
+__device__ void reduce(const ExpertCombineTask& task, std::uint32_t epoch, const OwedRow& row, Crew crew) {
+  std::byte* to = window_of(task.common, row.origin) +
+                  task.common.layout.combine_row(task.common.rank * task.common.layout.shape().max_tokens + row.token,
+                                                 protocol::slot_of(epoch, kExpertDepth));
+  switch (task.from_dtype) {
+    case Dtype::kBf16:
+      return Wire::template reduce<protocol::Bf16>(to, row.from, task.hidden, task.from_vectors, crew);
+    case Dtype::kF16:
+      return Wire::template reduce<protocol::F16>(to, row.from, task.hidden, task.from_vectors, crew);
+    default:
+      return Wire::template reduce<protocol::F32>(to, row.from, task.hidden, task.from_vectors, crew);
+  }
+}
+
+__device__ void stamp_returned(const ExpertCombineTask& task, std::uint32_t epoch, const OwedRow& row) {
+  std::byte* stamp = window_of(task.common, row.origin) + task.extra.returned(epoch, task.common.rank, row.token);
+  store_release_system(reinterpret_cast<std::uint64_t*>(stamp), protocol::encode_stamp(epoch, 1));
+}
+
+__device__ bool wait_for_room(const ExpertCombineTask& task, std::uint32_t epoch) {
+  bool there = true;
+  for (int peer = static_cast<int>(threadIdx.x); peer < task.common.num_ranks; peer += kThreads) {
+    there = there && wait_for_combine_space(task.common, epoch, peer, task.route.rows_received[peer] > 0,
+                                            task.weights != nullptr && task.route.rows_sent[peer] > 0);
+  }
+  return __syncthreads_and(there) != 0;
+}
+
+// Two rows at once where there are more than blocks: each half of the block makes one. Their stores are before their
+// stamps, which release them (pairs with wait_returned).
+template <class Wire>
+__device__ void reduce_rows(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+  __shared__ OwedRow owed[kMostRowsAtOnce];
+  __shared__ std::uint32_t given[kMostRowsAtOnce][kMaxTopK];
+  const auto blocks = static_cast<int>(gridDim.x);
+  const int at_once = items > blocks ? kMostRowsAtOnce : 1;
+  const int crew_size = kThreads / at_once;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int crew = thread / crew_size;
+  for (int first = static_cast<int>(blockIdx.x); first < items; first += at_once * blocks) {
+    const int item = first + crew * blocks;
+    OwedRow& row = owed[crew];
+    if (thread % crew_size < kWarp) {
+      if (item < items) {
+        const std::uint32_t* record = task.route.items + static_cast<std::int64_t>(item) * task.route.item_words;
+        prepare_owed_row(task, epoch, record, given[crew], row);
+      } else if (lane_index() == 0) {
+        row.needed = false;
+      }
+    }
+    __syncthreads();
+    if (row.needed) reduce<Wire>(task, epoch, row, {thread % crew_size, crew_size});
+    __syncthreads();
+    if (thread < at_once && owed[thread].needed) stamp_returned(task, epoch, owed[thread]);
+    __syncthreads();
+  }
+}
+
+template <class Wire>
+__device__ void sum_tokens(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+  __shared__ ReturnedRows returned;
+  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
+    __syncthreads();
+    if (threadIdx.x == 0) find_returned(task, epoch, token, returned);
+    __syncthreads();
+    if (!wait_returned(task, epoch, token, returned)) return;
+    std::byte* to = task.output + token * task.output_stride;
+    switch (task.output_dtype) {
+      case Dtype::kBf16:
+        Wire::template sum<protocol::Bf16>(to, returned.rows, returned.count, task.hidden, task.output_vectors);
+        break;
+      case Dtype::kF16:
+        Wire::template sum<protocol::F16>(to, returned.rows, returned.count, task.hidden, task.output_vectors);
+        break;
+      default:
+        Wire::template sum<protocol::F32>(to, returned.rows, returned.count, task.hidden, task.output_vectors);
+    }
+  }
+}
+
+// How the two halves move rows: stamped ones, or
+template <class Wire>
+struct StampedRows {
+  static constexpr bool kInLines = false;
+
+  static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+    reduce_rows<Wire>(task, epoch, items);
+  }
+
+  static __device__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+    sum_tokens<Wire>(task, epoch, tokens);
+  }
+};
+
+// rows in lines.
+template <class Wire>
+struct RowsInLines {
+  static constexpr bool kInLines = true;
+
+  static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+    reduce_into_lines<Wire>(task, epoch, items);
+  }
+
+  static __device__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+    sum_lines<Wire>(task, epoch, tokens);
+  }
+};
+
+// When all blocks have seen that the round was given up, its handle is as new.
+__device__ void end_given_up(const Common& common, std::uint32_t* state) {
+  if (last_block(&common.board->blocks_done) && threadIdx.x == 0) common.board->blocks_done = state[kGivenUp] = 0;
+}
+
+template <class Rows>
+__global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_constant__ ExpertCombineTask task) {
+  const Common& common = task.common;
+  std::uint32_t* state = task.route.state;
+  const Start start = read_start(common, protocol::kCombinePhase);
+  const bool aborted = load_relaxed_device(state + kGivenUp) != 0;
+  const std::uint32_t of_round = task.sends ? 0 : state[kCombineEpoch];
+  const std::int64_t tokens = state[kOwnTokens];
+  const auto items = static_cast<int>(state[kItems]);
+  if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
+  // No rank combines a round that was given up, so it uses up no epoch.
+  const bool sends = task.sends && !aborted;
+  const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
+  begin_operation(common, *task.state, {protocol::kCombinePhase, epoch, sends, task.receives && !aborted});
+  if (sends && is_warden() && threadIdx.x == 0) state[kCombineEpoch] = epoch;
+  if (aborted && task.receives) end_given_up(common, state);
+  if (aborted) return;
+  if (sends) {
+    // With rows in lines each warp sees for itself that its origin has room.
+    if ((task.weights != nullptr || !Rows::kInLines) && !wait_for_room(task, epoch)) return;
+    if (task.weights != nullptr) push_weights(task, epoch, tokens);
+    Rows::reduce_all(task, epoch, items);
+  }
+  if (task.receives) Rows::sum_all(task, epoch, tokens);
+}
+
+using CombineByExpert = void (*)(ExpertCombineTask);
+
+template <class Format>
+CombineByExpert kernel_of(bool in_lines) {
+  return in_lines ? expert_combine<RowsInLines<Format>> : expert_combine<StampedRows<PlainWire<Format>>>;
+}
+
+// Logarithms are stamped: their blocks do not fit lines.
+CombineByExpert kernel_for(Dtype wire, bool logarithmic, bool in_lines) {
+  if (logarithmic) return expert_combine<StampedRows<LogWire>>;
+  if (wire == Dtype::kBf16) return kernel_of<protocol::Bf16>(in_lines);
+  if (wire == Dtype::kF16) return kernel_of<protocol::F16>(in_lines);
+  return kernel_of<protocol::F32>(in_lines);
+}
+
+}  // namespace
+
+void load_expert_combine() {
+  cudaFuncAttributes attributes{};
+  for (const Dtype wire : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const bool in_lines : {false, true})
+      check(cudaFuncGetAttributes(&attributes, kernel_for(wire, false, in_lines)), "loading a kernel of combine");
+  }
+  check(cudaFuncGetAttributes(&attributes, kernel_for(Dtype::kF32, true, false)), "loading a kernel of combine");
+}
+
+void launch_expert_combine(
+    const ExpertCombineTask& task, Dtype wire, bool logarithmic, int blocks, cudaStream_t stream) {
+  kernel_for(wire, logarithmic, task.extra.in_lines())<<<blocks, kThreads, 0, stream>>>(task);
+  check(cudaGetLastError(), "launching a combine");
+}
+
+}  // namespace tokenyard::engine::cuda
