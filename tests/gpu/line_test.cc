@@ -38,9 +38,11 @@ TEST_P(LinesOnGpu, ArriveWhole) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, LinesOnGpu, testing::Values(Shape{}, Shape{.spread = true}), [](const auto& info) {
-  return std::string(info.param.spread ? "two" : "one");
-});
+std::string title(const testing::TestParamInfo<Shape>& tested) {
+  return tested.param.spread ? "two" : "one";
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, LinesOnGpu, testing::Values(Shape{}, Shape{.spread = true}), title);
 
 }  // namespace
 }  // namespace tokenyard::gpu_tests

@@ -185,7 +185,11 @@ void CudaEngine::discard(Round& round) {
   auto* buffers = dynamic_cast<RouteBuffers*>(round.memory.get());
   if (buffers == nullptr || !std::exchange(buffers->in_use, false)) return;
   const DeviceScope scope(device_);
-  launch_clear(common_, buffers->view(), last_stream());
+  clear_route(buffers->view(), last_stream());
+}
+
+void CudaEngine::clear_route(const RouteMemory& route, cudaStream_t stream) {
+  launch_clear(common_, route, stream);
 }
 
 void CudaEngine::turn_to(const Stream& stream) {

@@ -68,6 +68,9 @@ class CudaEngine : public Engine {
   // `enter` for what has no stream of its own: that of the operation before, or the one turned to since.
   cudaStream_t last_stream() { return enter({told_on_}); }
 
+  // Makes a route as new, after a round that no combine ended.
+  virtual void clear_route(const RouteMemory& route, cudaStream_t stream);
+
   void count_dispatch() { ++num_dispatches_; }
 
   void count_combine() { ++num_combines_; }

@@ -182,7 +182,7 @@ Status EveryRankEngine::dispatch_send(const DispatchRequest& request, Round& rou
   buffers.ended_by_combine = false;
   if (std::exchange(buffers.in_use, true)) {
     const DeviceScope scope(device());
-    launch_clear(common(), buffers.view(), enter(request.stream));
+    clear_route(buffers.view(), enter(request.stream));
   }
   round.rows = window().own() + setup().layout.payload(0);
   round.space_stride = 0;

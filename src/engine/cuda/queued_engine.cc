@@ -127,7 +127,7 @@ Status QueuedEngine::dispatch_send(const DispatchRequest& request, Round& round)
   buffers.ended_by_combine = false;
   if (std::exchange(buffers.in_use, true)) {
     const DeviceScope scope(device());
-    launch_queued_clear(common(), buffers.view(), enter(request.stream));
+    clear_route(buffers.view(), enter(request.stream));
   }
   round.rows = landing_.get();
   round.space_stride = setup().layout.payload_bytes();
@@ -234,6 +234,10 @@ void QueuedEngine::reset(std::uint32_t epoch) {
   check(cudaMemsetAsync(state_.get(), 0, static_cast<std::size_t>(state_bytes_), cudaStreamPerThread),
         "cudaMemsetAsync");
   check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
+}
+
+void QueuedEngine::clear_route(const RouteMemory& route, cudaStream_t stream) {
+  launch_queued_clear(common(), route, stream);
 }
 
 }  // namespace tokenyard::engine::cuda

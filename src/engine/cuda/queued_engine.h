@@ -29,6 +29,9 @@ class QueuedEngine final : public CudaEngine {
   void abort_combine(const Round& round) override;
   void reset(std::uint32_t epoch) override;
 
+ protected:
+  void clear_route(const RouteMemory& route, cudaStream_t stream) override;
+
  private:
   void make_state();
   // For entries with so many bytes of rows.

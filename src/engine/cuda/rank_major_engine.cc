@@ -163,7 +163,7 @@ Status RankMajorEngine::dispatch_send(const DispatchRequest& request, Round& rou
   buffers.small = is_small(request);
   if (std::exchange(buffers.in_use, true)) {
     const DeviceScope scope(device());
-    launch_clear(common(), buffers.view(), enter(request.stream));
+    clear_route(buffers.view(), enter(request.stream));
   }
   round.rows = window().own() + setup().layout.payload(0);
   round.space_stride = setup().layout.payload_bytes();
