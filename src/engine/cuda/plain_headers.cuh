@@ -15,8 +15,8 @@ __device__ __forceinline__ int phase_index(Phase phase) {
   return phase == Phase::kDispatch ? protocol::kDispatchPhase : protocol::kCombinePhase;
 }
 
-// Words of a route that tell of a small round that was given up hold the mark of the operation's epoch, so nobody has to
-// clear them.
+// Words of a route that tell of a small round that was given up hold the mark of the operation's epoch, so nobody has
+// to clear them.
 
 // As give_up, of a small round.
 __device__ inline void give_up_small(const Common& common,
