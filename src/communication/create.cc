@@ -228,6 +228,7 @@ void Core::make_routes() {
   const int routes = info().contract.max_in_flight + 1 +
                      (info().contract.handle_use == HandleUse::kReplay && !sub_rounds_ ? kKeptRoutes : 0);
   std::vector<Route*> made;
+  made.reserve(static_cast<std::size_t>(routes));
   for (int i = 0; i < routes; ++i)
     made.push_back(&take_route());
   pool_->free.assign(made.begin(), made.end());

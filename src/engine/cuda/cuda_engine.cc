@@ -137,7 +137,7 @@ int CudaEngine::blocks_for(std::int64_t work, int num_sms) const {
 Memory CudaEngine::allocate(std::int64_t bytes) {
   DeviceMemory memory = make_device_memory(device_, bytes);
   const FreeDevice free = memory.get_deleter();
-  return Memory(memory.release(), [free](std::byte* address) { free(address); });
+  return {memory.release(), [free](std::byte* address) { free(address); }};
 }
 
 void CudaEngine::reshape(const MoeParams& params, const protocol::WindowLayout& layout) {

@@ -123,14 +123,13 @@ SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, i
   constexpr int kLeastThreads = 128;
   constexpr int kMostSlices = 8;
   SmallWork work;
-  int slices = 1;
-  while (slices < kMostSlices && work.threads > kLeastThreads / 2 &&
-         2 * slices * rows <= blocks_for(2 * slices * rows, num_sms))
+  std::int64_t slices = 1;
+  while (slices < kMostSlices && 2 * slices * rows <= blocks_for(2 * slices * rows, num_sms))
     slices *= 2;
   const auto lines_of_slice = protocol::ceil_div(lines, slices);
   while (work.threads > kLeastThreads && work.threads / 2 / kLineThreads >= lines_of_slice)
     work.threads /= 2;
-  work.slices = protocol::Divisor(slices);
+  work.slices = protocol::Divisor(static_cast<int>(slices));
   work.peers = protocol::Divisor(std::max(peers, 1));
   return work;
 }
