@@ -243,8 +243,9 @@ __device__ void close_batches(const typename Send::Task& task,
     if (lane_index() == 0) {
       while (complete != kStopped && complete <= before)
         complete = load_acquire_block(&shared.complete);
-      ends = complete != kStopped &&
-             ends_chunk(task.common, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)), batches.tokens);
+      ends =
+          complete != kStopped && ends_chunk(task.common, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)),
+                                             tokens_of_chunk(task.common, chunk, batches.tokens));
     }
     __syncwarp();
     if (__shfl_sync(kAllLanes, complete, 0) == kStopped) return;

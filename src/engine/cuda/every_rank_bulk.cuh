@@ -192,7 +192,7 @@ __device__ inline void help_batches(const EveryRankDispatchTask& task,
   }
 }
 
-// By one warp. What the mover and the helpers say is complete is before the release in ends_chunk_of.
+// By one warp. What the mover and the helpers say is complete is before the release in ends_chunk.
 __device__ inline void close_stretches(const EveryRankDispatchTask& task,
                                        const Batches& batches,
                                        std::uint32_t epoch,
@@ -211,8 +211,7 @@ __device__ inline void close_stretches(const EveryRankDispatchTask& task,
     __syncwarp();
     if (__shfl_sync(kAllLanes, moved, 0) == kMoverStopped) return;
     bool ends = false;
-    if (lane_index() == 0)
-      ends = ends_chunk_of(common, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)), rows);
+    if (lane_index() == 0) ends = ends_chunk(common, chunk, static_cast<std::uint32_t>(batches.tokens_of(batch)), rows);
     if (__shfl_sync(kAllLanes, ends ? 1 : 0, 0) != 0) stamp_chunk_of(common, chunk, epoch, rows, {lane_index(), kWarp});
   }
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "engine/cuda/bulk_ring.cuh"
+#include "engine/cuda/chunks.cuh"
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/every_rank_tasks.h"
 #include "engine/cuda/routing.cuh"
@@ -45,19 +46,6 @@ __device__ inline void send_slice(
   });
 }
 
-__device__ inline std::uint32_t tokens_of_chunk(const Common& common, std::int64_t chunk, std::int64_t tokens) {
-  const std::int64_t size = common.layout.shape().tokens_per_chunk;
-  return static_cast<std::uint32_t>(min(size, tokens - chunk * size));
-}
-
-// By one thread, when `count` more of the chunk's `all` parts are on their way: whether they end it. It has then
-// acquired what was done before for the others.
-__device__ inline bool ends_chunk_of(const Common& common, std::int64_t chunk, std::uint32_t count, std::uint32_t all) {
-  if (add_acq_rel_device(common.arrivals + chunk, count) + count != all) return false;
-  common.arrivals[chunk] = 0;
-  return true;
-}
-
 // By several threads, which are behind the one that ended the chunk (pairs with wait_chunk).
 __device__ inline void stamp_chunk_of(
     const Common& common, std::int64_t chunk, std::uint32_t epoch, std::uint32_t rows, Crew crew) {
@@ -78,7 +66,7 @@ __device__ inline void send_by_stores(const EveryRankDispatchTask& task, std::ui
     __syncthreads();
     const std::int64_t chunk = token / common.layout.shape().tokens_per_chunk;
     const std::uint32_t rows = tokens_of_chunk(common, chunk, tokens);
-    if (threadIdx.x == 0) ends = ends_chunk_of(common, chunk, 1, rows * static_cast<std::uint32_t>(task.slices));
+    if (threadIdx.x == 0) ends = ends_chunk(common, chunk, 1, rows * static_cast<std::uint32_t>(task.slices));
     __syncthreads();
     if (ends) stamp_chunk_of(common, chunk, epoch, rows, crew);
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/payload_tasks.h"
 #include "protocol/owner.h"
 
 namespace tokenyard::engine::cuda {
@@ -16,16 +17,7 @@ ExpertBuffers& buffers_of(const Round& round) {
 }
 
 Copied copied_to(const OutputPlane& output, const protocol::Plane& plane) {
-  if (output.data == nullptr) return {};
-  const std::uint64_t all = bits_of(output.data) | bits_of(output.block_stride) | bits_of(output.row_stride) |
-                            bits_of(output.row_bytes) | bits_of(plane.offset) | bits_of(plane.stride);
-  return {.data = output.data,
-          .block_stride = output.block_stride,
-          .row_stride = output.row_stride,
-          .row_bytes = output.row_bytes,
-          .offset = plane.offset,
-          .stride = plane.stride,
-          .unit = unit_of(all)};
+  return output.data == nullptr ? Copied{} : copied_of(output, plane);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "engine/cuda/chunks.cuh"
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/routing.cuh"
 #include "engine/cuda/tasks.h"
@@ -37,17 +38,6 @@ __device__ void send_row(const typename Send::Task& task,
   });
 }
 
-// By one thread, when `count` more tokens of the chunk are on their way: whether they end it. It has then acquired what
-// was done before for the others.
-__device__ inline bool ends_chunk(const Common& common, int chunk, std::uint32_t count, std::int64_t tokens) {
-  const int size = common.layout.shape().tokens_per_chunk;
-  const std::int64_t left = tokens - static_cast<std::int64_t>(chunk) * size;
-  const auto of_chunk = static_cast<std::uint32_t>(min(static_cast<std::int64_t>(size), left));
-  if (add_acq_rel_device(common.arrivals + chunk, count) + count != of_chunk) return false;
-  common.arrivals[chunk] = 0;
-  return true;
-}
-
 template <class Send>
 __device__ void send_by_blocks(const typename Send::Task& task, std::uint32_t epoch, std::int64_t tokens) {
   __shared__ typename Send::Token shared;
@@ -62,7 +52,7 @@ __device__ void send_by_blocks(const typename Send::Task& task, std::uint32_t ep
     Send::send_rest(task, token, shared, crew);
     __syncthreads();
     const auto chunk = static_cast<int>(token / task.common.layout.shape().tokens_per_chunk);
-    if (threadIdx.x == 0) ends = ends_chunk(task.common, chunk, 1, tokens);
+    if (threadIdx.x == 0) ends = ends_chunk(task.common, chunk, 1, tokens_of_chunk(task.common, chunk, tokens));
     __syncthreads();
     if (ends && warp_index() == 0) Send::stamp(task, chunk, epoch, tokens);
   }
