@@ -48,14 +48,7 @@ template <class Wire>
 __device__ void stage_row(const CombineTask& task, std::byte* to, const std::byte* from) {
   const Crew crew{lane_index(), kWarp};
   if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);
-  switch (task.from_dtype) {
-    case Dtype::kBf16:
-      return cast_row<Wire, protocol::Bf16>(to, from, task.hidden, crew);
-    case Dtype::kF16:
-      return cast_row<Wire, protocol::F16>(to, from, task.hidden, crew);
-    default:
-      return cast_row<Wire, protocol::F32>(to, from, task.hidden, crew);
-  }
+  cast_row_of<Wire>(task.from_dtype, to, from, task.hidden, crew);
 }
 
 // By warps, in the order in which origins want the rows: the first chunk of each, then the next. The one that stages
