@@ -178,7 +178,8 @@ TEST_P(FaultsOnGpu, DispatchThatOneRankMisusesIsAbortedElsewhere) {
                     Phase::kDispatch);
         stopwatch.check_below(kDeadline, "a dispatch that rank 1 gave up");
         support::check_ok(communication.poll(), "an abort is told once");
-        if (time % 2 == 0) {
+        // A dispatch that waited for counts on the host has ended without a handle.
+        if (time % 2 == 0 && GetParam().backend == "one_sided") {
           const support::Tensor rows = expert_output_for(result);
           support::Tensor output(shape().dtype, {tensors.num_tokens(), shape().hidden_size});
           TensorView view = output.view();

@@ -217,7 +217,8 @@ MoveTask CompactEngine::move_task(const DispatchRequest& request, const Round& r
                 .ids = ids_of(params, request, round),
                 .first_expert = protocol::first_local_expert(params.num_experts, setup().num_ranks, setup().rank),
                 .num_local_experts = num_local_experts_,
-                .row_limit = request.row_limit};
+                .row_limit = request.row_limit,
+                .sends_ids = request.payloads[protocol::kIdsPlane].row_bytes > 0};
   if (request.replay != nullptr) {
     task.ids.from = reinterpret_cast<const std::byte*>(route_of(*request.replay).wire_ids);
     task.ids.from_stride = std::int64_t{params.top_k} * 4;

@@ -51,7 +51,7 @@ struct CompactSend {
                                                    const Token& route,
                                                    Crew crew) {
     const Ids& ids = task.ids;
-    for (int slot = crew.index; slot < ids.top_k; slot += crew.count) {
+    for (int slot = crew.index; task.sends_ids && slot < ids.top_k; slot += crew.count) {
       const int expert = expert_of(ids, id_at(ids, token, slot));
       for (int d = 0; d < route.num_destinations; ++d) {
         std::byte* row = window_of(task.common, route.destinations[d]) + task.common.layout.payload(0) + ids.offset +
@@ -180,7 +180,7 @@ __device__ void receive(const MoveTask& task, const Settled& settled, Crew warps
     if (source < common.num_ranks) most = max(most, task.route.basic.tokens_of[source]);
   }
   most = __reduce_max_sync(kAllLanes, most);
-  const auto chunks = static_cast<int>(protocol::num_chunks(most, size));
+  const int chunks = chunks_of(common, most);
   const int whole = chunks * common.num_ranks;
   // Where rows are copied, a chunk is much for one warp.
   const int parts = task.num_copied == 0 || whole == 0 ? 1 : max(1, min(size, num_warps / whole));

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "engine/cuda/compact_places.cuh"
 #include "engine/cuda/compact_tasks.h"
 #include "engine/cuda/plain_headers.cuh"
 #include "engine/cuda/routing.cuh"
@@ -82,51 +83,38 @@ struct PickOfChunk {
   int slot = 0;
 };
 
+__device__ __forceinline__ PickOfChunk pick_of(const MoveTask& task, int index) {
+  const auto token = static_cast<int>(task.counts.slots.divide(static_cast<std::uint32_t>(index)));
+  return {token, index - token * task.ids.top_k};
+}
+
 // The expert that the pick names, or -1.
 __device__ __forceinline__ int expert_of(const Ids& ids, std::int64_t id) {
   return id >= 0 && id < ids.num_experts && id != ids.invalid_id ? static_cast<int>(id) : -1;
 }
 
-// Keeps the pick, and counts it unless a pick of the token before names the same expert.
-__device__ __forceinline__ void take_pick(
-    const MoveTask& task, const ChunkToRoute& at, PickOfChunk pick, std::int64_t id, std::uint32_t* expert_rows) {
-  const Ids& ids = task.ids;
-  const std::int64_t token = at.first + pick.token;
-  const int expert = expert_of(ids, id);
-  task.route.wire_ids[token * ids.top_k + pick.slot] = expert;
-  if (expert < 0) {
-    if (id != -1 && id != ids.invalid_id)
-      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
-    return;
-  }
-  bool repeated = false;
-  for (int before = 0; before < pick.slot; ++before)
-    repeated = id_at(ids, token, before) == id || repeated;
-  if (!repeated) atomicAdd(expert_rows + expert, 1U);
-}
-
-// By one warp: kPicksAtOnce picks of each lane, from `first` on. Returns which tokens have a pick of the lane's rank.
-__device__ __forceinline__ std::uint64_t route_picks(
-    const MoveTask& task, const ChunkToRoute& at, int first, int first_rank, std::uint32_t* expert_rows) {
+// By one warp: which tokens have a pick of the lane's rank, of kPicksAtOnce picks of each lane from `first` on.
+__device__ __forceinline__ std::uint64_t route_picks(const MoveTask& task,
+                                                     const ChunkToRoute& at,
+                                                     int first,
+                                                     int first_rank) {
   const int num_picks = at.tokens * task.ids.top_k;
+  std::int64_t ids[kPicksAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
+  int owners[kPicksAtOnce];        // NOLINT(modernize-avoid-c-arrays): device code
   PickOfChunk picks[kPicksAtOnce];
-  std::int64_t ids[kPicksAtOnce];
-  int owners[kPicksAtOnce];
 #pragma unroll
   for (int k = 0; k < kPicksAtOnce; ++k) {
     const int i = first + k * kWarp + lane_index();
-    picks[k].token = static_cast<int>(task.counts.slots.divide(static_cast<std::uint32_t>(i)));
-    picks[k].slot = i - picks[k].token * task.ids.top_k;
+    picks[k] = pick_of(task, i);
     ids[k] = i < num_picks ? id_at(task.ids, at.first + picks[k].token, picks[k].slot) : -1;
   }
 #pragma unroll
   for (int k = 0; k < kPicksAtOnce; ++k) {
     const int expert = expert_of(task.ids, ids[k]);
     owners[k] = expert < 0 ? -1 : task.counts.owners.owner_of(expert) - first_rank;
-    if (first_rank == 0 && first + k * kWarp + lane_index() < num_picks)
-      take_pick(task, at, picks[k], ids[k], expert_rows);
   }
   std::uint64_t mask = 0;
+#pragma unroll 1
   for (int rank = 0; rank < min(kWarp, task.common.num_ranks - first_rank); ++rank) {
     std::uint32_t low = 0;
     std::uint32_t high = 0;
@@ -143,31 +131,50 @@ __device__ __forceinline__ std::uint64_t route_picks(
 }
 
 // By one warp.
-__device__ __forceinline__ void route_chunk(const MoveTask& task,
-                                            std::uint32_t epoch,
-                                            const ChunkToRoute& at,
-                                            std::uint32_t* expert_rows) {
+__device__ __forceinline__ void route_chunk(const MoveTask& task, std::uint32_t epoch, const ChunkToRoute& at) {
   for (int first_rank = 0; first_rank < task.common.num_ranks; first_rank += kWarp) {
     std::uint64_t mask = 0;
     for (int first = 0; first < at.tokens * task.ids.top_k; first += kWarp * kPicksAtOnce)
-      mask |= route_picks(task, at, first, first_rank, expert_rows);
+      mask |= route_picks(task, at, first, first_rank);
     const int rank = first_rank + lane_index();
     if (rank < task.common.num_ranks)
       store_tagged(mask_of_chunk(task, rank, at.chunk), halves_of(mask), mark_of(epoch));
   }
 }
 
-__device__ __forceinline__ void route_chunks(const MoveTask& task,
-                                             std::uint32_t epoch,
-                                             std::int64_t tokens,
-                                             std::uint32_t* expert_rows) {
+// By one warp: keeps the chunk's picks, and counts those that no pick of their token before names too.
+__device__ __forceinline__ void keep_picks(const MoveTask& task, const ChunkToRoute& at, std::uint32_t* expert_rows) {
+  const Ids& ids = task.ids;
+#pragma unroll 1
+  for (int i = lane_index(); i < at.tokens * ids.top_k; i += kWarp) {
+    const PickOfChunk pick = pick_of(task, i);
+    const std::int64_t token = at.first + pick.token;
+    const std::int64_t id = id_at(ids, token, pick.slot);
+    const int expert = expert_of(ids, id);
+    task.route.wire_ids[token * ids.top_k + pick.slot] = expert;
+    if (expert < 0) {
+      if (id != -1 && id != ids.invalid_id)
+        atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
+      continue;
+    }
+    bool repeated = false;
+#pragma unroll 1
+    for (int before = 0; before < pick.slot; ++before)
+      repeated = id_at(ids, token, before) == id || repeated;
+    if (!repeated) atomicAdd(expert_rows + expert, 1U);
+  }
+}
+
+// Calls visit(chunk) for those of this warp.
+template <class Visit>
+__device__ __forceinline__ void visit_chunks(const MoveTask& task, std::int64_t tokens, const Visit& visit) {
   const int size = task.common.layout.shape().tokens_per_chunk;
-  const auto chunks = static_cast<int>(protocol::num_chunks(tokens, size));
+  const int chunks = chunks_of(task.common, tokens);
   const auto blocks = static_cast<int>(gridDim.x);
+#pragma unroll 1
   for (int chunk = warp_index() * blocks + static_cast<int>(blockIdx.x); chunk < chunks; chunk += kWarps * blocks) {
     const std::int64_t first = chunk * std::int64_t{size};
-    const auto count = static_cast<int>(min(std::int64_t{size}, tokens - first));
-    route_chunk(task, epoch, {chunk, first, count}, expert_rows);
+    visit(ChunkToRoute{chunk, first, static_cast<int>(min(std::int64_t{size}, tokens - first))});
   }
 }
 
@@ -221,7 +228,7 @@ __device__ __forceinline__ bool sum_chunks(const MoveTask& task,
                                            std::uint32_t epoch,
                                            std::int64_t tokens,
                                            SettleShared& shared) {
-  const auto chunks = static_cast<int>(protocol::num_chunks(tokens, task.common.layout.shape().tokens_per_chunk));
+  const int chunks = chunks_of(task.common, tokens);
   bool there = true;
   for (int rank = warp_index(); rank < task.common.num_ranks; rank += kWarps) {
     const std::uint32_t rows = take_masks(task, epoch, chunks, rank, there);
@@ -409,7 +416,9 @@ __device__ inline Settled settle(const MoveTask& task) {
   settled.failed = __syncthreads_or(static_cast<int>(start.failed)) != 0;
   if (settled.failed) return settled;
   advance_block(common, protocol::kDispatchPhase, settled.epoch);
-  route_chunks(task, settled.epoch, settled.tokens, expert_rows);
+  visit_chunks(task, settled.tokens, [&](const ChunkToRoute& at) { route_chunk(task, settled.epoch, at); });
+  // Meanwhile the others route theirs.
+  visit_chunks(task, settled.tokens, [&](const ChunkToRoute& at) { keep_picks(task, at, expert_rows); });
   bool there = true;
   if (is_last_block() && warp_index() == kPorterWarp) there = open_headers(common, settled.epoch);
   there = sum_chunks(task, settled.epoch, settled.tokens, shared) && there;

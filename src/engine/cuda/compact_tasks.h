@@ -71,6 +71,7 @@ struct MoveTask {
   int num_local_experts = 0;
   std::int64_t row_limit = 0;
   std::int64_t rows_shown = 0;
+  bool sends_ids = true;
   bool settles = true;  // begins with the counts; else they are settled
   bool sends = true;
   bool receives = true;
