@@ -33,7 +33,7 @@ __device__ inline void release_section(const Common& common, std::uint32_t epoch
 // By the last block of a combine, for the next one. The route is the caller's to clear.
 __device__ inline void end_combine(const CombineTask& task, std::uint32_t epoch) {
   const Common& common = task.common;
-  if (threadIdx.x == 0) common.board->blocks_done = 0;
+  if (threadIdx.x == 0) common.board->blocks_done = common.board->slices_taken = 0;
   if (task.sends) write_epochs(common, protocol::kCombinePhase, epoch, 0);
   if (!task.receives) return;
   release_section(common, epoch);

@@ -80,22 +80,34 @@ __device__ void sum_tokens(const CombineTask& task, const Find& find) {
   }
 }
 
-// `send(epoch)` and `receive(epoch)` by all blocks, each with the half that is asked for; `end` by the last one.
+// `send(epoch)` and `receive(epoch, ready)` by all blocks, each with the half that is asked for; `ready()` waits for
+// the owners; `end` by the last block.
 template <class Send, class Receive, class End>
-__device__ void run_combine(const CombineTask& task, const Send& send, const Receive& receive, const End& end) {
+__device__ void run_unready_combine(const CombineTask& task, const Send& send, const Receive& receive, const End& end) {
   const Common& common = task.common;
-  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&common.board->failed))) != 0) return;
+  // Loaded together, before anything waits for one of them.
+  const std::uint32_t failed = load_relaxed_device(&common.board->failed);
+  const std::uint32_t last = load_relaxed_device(&common.board->epochs[protocol::kCombinePhase]);
   const bool aborted = load_relaxed_device(task.route.state + kRouteAborted) != 0;
-  const std::uint32_t last = common.board->epochs[protocol::kCombinePhase];
+  if (__syncthreads_or(static_cast<int>(failed)) != 0) return;
   // No rank combines a round that was given up, so it uses up no epoch.
   const std::uint32_t epoch = task.sends && !aborted ? last + 1 : last;
   if (!aborted) {
     if (task.sends) send(epoch);
-    if (task.receives && wait_for_owners(task, epoch)) receive(epoch);
+    if (task.receives) receive(epoch, [&] { return wait_for_owners(task, epoch); });
   }
   if (!last_block(&common.board->blocks_done)) return;
   end_combine(task, epoch);
   if (task.receives) end();
+}
+
+// With `receive(epoch)` where the owners are ready.
+template <class Send, class Receive, class End>
+__device__ void run_combine(const CombineTask& task, const Send& send, const Receive& receive, const End& end) {
+  const auto receive_ready = [&](std::uint32_t epoch, const auto& ready) {
+    if (ready()) receive(epoch);
+  };
+  run_unready_combine(task, send, receive_ready, end);
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -31,6 +31,9 @@ void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stre
 
 void load_combine();
 void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream);
+// The same for many tokens, with rows that are pulled in bulk. Loading as of the dispatch.
+[[nodiscard]] bool load_bulk_sums();
+void launch_bulk_sums(const CombineTask& task, int blocks, cudaStream_t stream);
 
 // One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
 void launch_abort_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/bulk_sums.h"
 #include "engine/cuda/combine_tasks.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/payload_tasks.h"
@@ -19,6 +20,7 @@ RankMajorEngine::RankMajorEngine(const Setup& setup, fabric::Window& window)
   load_rank_major_dispatch();
   bulk_ = load_bulk_dispatch();
   load_combine();
+  bulk_sums_ = load_bulk_sums();
   load_small_dispatch();
   load_small_combine();
 }
@@ -239,7 +241,7 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   if (buffers.small) combine_.small = small_;
   combine_.tokens_per_rank = static_cast<int>(round.tokens_per_rank);
   combine_.row_lines = static_cast<int>(lines_of(combine_.row_bytes));
-  if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
+  if (!request.in_one_call) launch_combine_half(combine_, round.num_tokens, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
@@ -250,11 +252,14 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   const std::uint64_t all = add_target(target, task);
   task.vectors = task.small.tokens > 0 ? unit_of(all) >= 8 : in_vectors(task, all);
-  launch_combine_half(task, target.stream, target.num_sms);
+  launch_combine_half(task, round.num_tokens, target.stream, target.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
-void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream, int num_sms) {
+void RankMajorEngine::launch_combine_half(CombineTask task,
+                                          std::int64_t num_tokens,
+                                          const Stream& stream,
+                                          int num_sms) {
   const DeviceScope scope(device());
   if (task.small.tokens > 0) {
     const int others = setup().num_ranks - 1;
@@ -267,7 +272,10 @@ void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;
   const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarps) : 0;
   const std::int64_t tokens = task.receives ? setup().layout.shape().max_tokens : 0;
-  launch_combine(task, blocks_for(std::max(staging, tokens), num_sms), enter(stream));
+  const int blocks = blocks_for(std::max(staging, tokens), num_sms);
+  const auto launch =
+      bulk_sums_ && sums_or_stages_in_bulk(task, num_tokens, rows, blocks) ? launch_bulk_sums : launch_combine;
+  launch(task, blocks, enter(stream));
 }
 
 void RankMajorEngine::release_combine(const Round& /*round*/) {

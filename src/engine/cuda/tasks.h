@@ -34,6 +34,7 @@ struct alignas(16) Board {
   std::uint32_t rows_released = 0;                           // of dispatch, as last told to the peers
   std::uint32_t blocks_done = 0;
   std::uint32_t blocks_staged = 0;
+  std::uint32_t slices_taken = 0;  // of a combine that sums in bulk; 0 between operations
   std::uint32_t initial_epoch = 0;
   std::uint64_t deadline_ns = 0;        // of one wait
   std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
