@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of `one_sided` on GPUs with many tokens for each block, so that rows are pulled in bulk: every kind of rows,
-// output and biases, and any number of multiprocessors, against the plain reference.
+// Combine on GPUs with many tokens for each block, so that rows are staged and pulled in bulk: of every backend that
+// does, every kind of rows, output and biases, and any number of multiprocessors, against the plain reference.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
+#include <ostream>
 #include <string>
+#include <variant>
 #include <vector>
+
+#include "tokenyard/backends.h"
 
 #include "gpu/device_ranks.h"
 
@@ -22,14 +26,30 @@ struct Way {
   bool halves = false;
 };
 
-class BulkCombineOnGpu : public testing::TestWithParam<Shape> {
- protected:
-  void SetUp() override { TOKENYARD_NEEDS_DEVICES_OF(GetParam()); }
+struct Case {
+  BackendConfig backend;
+  Shape shape;
 };
 
-void play(const Shape& shape, const Way& way, std::uint64_t seed) {
-  run_on_devices(shape, OneSidedConfig{.use_low_precision_combine = way.low_precision},
-                 {.zero_copy = way.zero_copy, .halves = way.halves, .num_sms = way.num_sms},
+std::string title_of(const Case& of) {
+  return std::string(find_backend(of.backend).name) + "_" + gpu_tests::title_of(of.shape);
+}
+
+std::ostream& operator<<(std::ostream& out, const Case& of) {
+  return out << title_of(of);
+}
+
+class BulkCombineOnGpu : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override { TOKENYARD_NEEDS_DEVICES_OF(GetParam().shape); }
+};
+
+void play(const Case& of, const Way& way, std::uint64_t seed) {
+  const Shape& shape = of.shape;
+  BackendConfig config = of.backend;
+  if (auto* one_sided = std::get_if<OneSidedConfig>(&config)) one_sided->use_low_precision_combine = way.low_precision;
+  const bool final_places = std::holds_alternative<HighThroughputConfig>(config);
+  run_on_devices(shape, config, {.zero_copy = way.zero_copy, .halves = way.halves, .num_sms = way.num_sms},
                  [&](Communication& communication, DeviceRounds& rounds) {
                    DispatchResult result;
                    for (std::uint64_t round = 0; round < 2; ++round) {
@@ -41,7 +61,8 @@ void play(const Shape& shape, const Way& way, std::uint64_t seed) {
                      const support::RoundPlan plan{.seed = seed + round,
                                                    .expert_dtype = shape.dtype,
                                                    .output_dtype = way.wide ? Dtype::kF32 : shape.dtype,
-                                                   .num_biases = way.num_biases};
+                                                   .weights_back = final_places && seed % 2 == 0,
+                                                   .num_biases = final_places ? way.num_biases : 0};
                      play_round(communication, world, rounds.through_device(plan), result);
                    }
                  });
@@ -54,7 +75,7 @@ TEST_P(BulkCombineOnGpu, SumsEqualTheReference) {
       {.num_sms = 3, .num_biases = 2, .zero_copy = true, .wide = true},
       {.num_sms = 1, .zero_copy = true, .halves = true},
       {.num_sms = 3, .wide = true, .low_precision = true},
-      {.num_sms = 16, .num_biases = 1, .low_precision = true},
+      {.num_sms = 16, .num_biases = 1, .low_precision = true, .halves = true},
   }};
   for (std::size_t i = 0; i < ways.size(); ++i) {
     SCOPED_TRACE("way " + std::to_string(i));
@@ -62,14 +83,14 @@ TEST_P(BulkCombineOnGpu, SumsEqualTheReference) {
   }
 }
 
-std::string title(const testing::TestParamInfo<Shape>& info) {
+std::string title(const testing::TestParamInfo<Case>& info) {
   return title_of(info.param);
 }
 
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
   for (const bool spread : {false, true}) {
-    for (const int num_ranks : {2, 4, 8})
+    for (const int num_ranks : {2, 8})
       all.push_back({.num_ranks = num_ranks, .hidden_size = 512, .max_tokens = 600, .spread = spread});
     // More owners of a token than a warp has stages; and slices that are not of one width.
     all.push_back({.num_ranks = 20, .hidden_size = 272, .top_k = 22, .max_tokens = 520, .spread = spread});
@@ -80,7 +101,17 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, BulkCombineOnGpu, testing::ValuesIn(shapes()), title);
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const std::array<BackendConfig, 3> backends{OneSidedConfig{}, HighThroughputConfig{}, AllGatherConfig{}};
+  for (const BackendConfig& backend : backends) {
+    for (const Shape& shape : shapes())
+      all.push_back({backend, shape});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, BulkCombineOnGpu, testing::ValuesIn(cases()), title);
 
 }  // namespace
 }  // namespace tokenyard::gpu_tests

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of rows that lie with several ranks, for devices with bulk copies. Each warp has a ring of stages in shared
-// memory of its own and keeps it full of pieces on their way, so it waits for no other warp, and how much is on its way
-// does not depend on registers. What it sums is a slice of a token's row: a piece from each owner, in the order of
-// owners, each added to sums in registers when it is there, whose stage then takes the next.
+// Combine for devices with bulk copies: sums of rows that lie with several ranks, and staging. Each warp has a ring of
+// stages in shared memory of its own and keeps it full of pieces on their way, so it waits for no other warp, and how
+// much is on its way does not depend on registers. What it sums is a slice of a token's row: a piece from each owner,
+// in the order of owners, each added to sums in registers when it is there, whose stage then takes the next.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,7 @@
 
 #include "engine/cuda/bulk_ring.cuh"
 #include "engine/cuda/bulk_sums.h"
-#include "engine/cuda/routing.cuh"
-#include "engine/cuda/sums.cuh"
+#include "engine/cuda/combine_steps.cuh"
 
 namespace tokenyard::engine::cuda {
 
@@ -24,6 +23,11 @@ static_assert(kMostStages <= kWarp, "a bit and a lane each");
 // a row of 7168 should be whole slices.
 template <class From>
 inline constexpr int kSumsOfLane = sizeof(typename From::Bits) > 2 ? 32 : 56;
+
+// In shared memory: of each warp's stages, and one more for rows that are staged.
+struct Counters {
+  std::uint64_t of[kWarps][kMostStages + 1];
+};
 
 // How rows are cut: slices of equal width, but for the last.
 struct Slices {
@@ -43,12 +47,42 @@ struct Slice {
   bool there = false;
 };
 
-// By one warp, whose lanes all know the same. `Rows` knows where the rows of a token are, in the order in which they
-// are added: load(token) is called ahead of a token, next(known) gives them one by one, and null after the last.
+// Moves rows through the stages of one warp, as one.
+class RowMover {
+ public:
+  // `counter`: ready for bytes.
+  __device__ RowMover(const Common& common, std::uint64_t* counter, std::byte* stages)
+      : common_(common), counter_(counter), stages_(stages) {}
+
+  // By the warp. The row is written on return; false when a wait ended before.
+  __device__ bool move(std::byte* to, const std::byte* from, std::int64_t bytes) {
+    bool there = true;
+    for (std::int64_t offset = 0; offset < bytes && there && lane_index() == 0; offset += kRingOfWarp) {
+      const auto piece = static_cast<std::uint32_t>(min(bytes - offset, std::int64_t{kRingOfWarp}));
+      expect_bytes(counter_, piece);
+      load_bulk(stages_, from + offset, piece, counter_);
+      there = wait_for_bytes(common_, counter_, turn_);
+      turn_ ^= 1U;
+      if (!there) continue;
+      store_bulk(to + offset, stages_, piece);
+      close_bulk_stores();
+      wait_bulk_stores<0>();
+    }
+    return __shfl_sync(kAllLanes, static_cast<int>(there), 0) != 0;
+  }
+
+ private:
+  const Common& common_;
+  std::uint64_t* counter_;
+  std::byte* stages_;
+  unsigned turn_ = 0;
+};
+
+// By one warp. `Rows` is as combine_steps.cuh says.
 template <class From, class To, class Rows>
 class WarpSums {
  public:
-  // `counters`: kMostStages, which are to be ready before run().
+  // `counters`: kMostStages, which are to be ready before run(). What is known of the first tokens is loaded already.
   __device__ WarpSums(const CombineTask& task, const Rows& rows, std::uint64_t* counters, std::byte* stages)
       : task_(task),
         rows_(rows),
@@ -62,10 +96,11 @@ class WarpSums {
     ahead_ = slice_at(first);
     if (ahead_.there) known_ahead_ = rows_.load(ahead_.token);
     taken_ = first + kWarps * gridDim.x;
-    enter_slice();
   }
 
-  __device__ void run() {
+  __device__ void run(std::uint32_t epoch) {
+    rows_.begin(epoch);
+    enter_slice();
     for (int stage = 0; stage < num_stages_; ++stage)
       load_piece(stage);
     while (num_loaded_ > 0) {
@@ -92,11 +127,20 @@ class WarpSums {
     slice_ = ahead_;
     if (!slice_.there) return;
     known_ = known_ahead_;
+    if (!rows_.in_place() && !wait_for_rows()) return;
     next_row_ = rows_.next(known_);
     ahead_ = slice_at(__shfl_sync(kAllLanes, taken_, 0));
     if (!ahead_.there) return;
     known_ahead_ = rows_.load(ahead_.token);
-    if (lane_index() == 0) taken_ = 2 * kWarps * gridDim.x + atomicAdd(&task_.common.board->slices_taken, 1U);
+    if (lane_index() == 0) taken_ = 2 * kWarps * gridDim.x + atomicAdd(&task_.common.board->shares_taken, 1U);
+  }
+
+  // After a false nothing more is loaded.
+  __device__ bool wait_for_rows() {
+    slice_.there = rows_.wait(known_);
+    if (lane_index() == 0) fence_before_bulk_copies();  // of the words that said that the rows are there
+    __syncwarp();
+    return slice_.there;
   }
 
   [[nodiscard]] __device__ int size_from(int first) const { return min(slices_.size, slices_.hidden - first); }
@@ -175,7 +219,7 @@ class WarpSums {
   }
 
   const CombineTask& task_;
-  const Rows& rows_;
+  Rows rows_;
   std::uint64_t* counters_;
   std::byte* stages_;
   Slices slices_;
@@ -196,22 +240,48 @@ class WarpSums {
   int first_of_stage_ = 0;
 };
 
-// By all threads of a block. `ready()`, by all of them, when the owners' rows are there.
-template <class From, class To, class Rows, class Ready>
-__device__ void sum_in_bulk(const CombineTask& task, const Rows& rows, std::byte* ring, const Ready& ready) {
-  __shared__ std::uint64_t counters[kWarps][kMostStages];
-  std::uint64_t* own = counters[warp_index()];
-  if (lane_index() == 0) {
+// What a block does in bulk; each warp by itself.
+template <class Placement, class From, class To>
+class InBulk {
+ public:
+  using Task = typename Placement::Task;
+
+  __device__ InBulk(const Task& task, std::byte* ring, Counters& counters)
+      : task_(task),
+        stages_(ring + warp_index() * kRingOfWarp),
+        counters_(counters.of[warp_index()]),
+        sums_(Placement::rows_of(task), typename Placement::Rows(task), counters_, stages_) {
+    if (lane_index() != 0) return;
 #pragma unroll 1
-    for (int stage = 0; stage < kMostStages; ++stage)
-      init_byte_counter(&own[stage]);
+    for (int stage = 0; stage <= kMostStages; ++stage)
+      init_byte_counter(&counters_[stage]);
   }
-  WarpSums<From, To, Rows> sums(task, rows, own, ring + warp_index() * kRingOfWarp);
-  if (!ready()) return;
-  // Of the counters, and of the headers that said that the rows are there.
-  if (lane_index() == 0) fence_before_bulk_copies();
-  __syncwarp();
-  sums.run();
-}
+
+  __device__ void stage(std::uint32_t epoch, Crew warps) {
+    if (!stages_in_bulk(Placement::rows_of(task_))) return stage_plainly<Placement>(task_, epoch, warps);
+    begin();
+    RowMover mover(Placement::rows_of(task_).common, &counters_[kMostStages], stages_);
+    stage_rows<Placement>(task_, epoch, warps, [&mover, this](std::byte* to, const std::byte* from) {
+      return mover.move(to, from, Placement::rows_of(task_).row_bytes);
+    });
+  }
+
+  __device__ void sum(std::uint32_t epoch, Crew /*warps*/) {
+    begin();
+    sums_.run(epoch);
+  }
+
+ private:
+  // Of the counters, and of the words that said that the section is free or that rows are there.
+  __device__ void begin() const {
+    if (lane_index() == 0) fence_before_bulk_copies();
+    __syncwarp();
+  }
+
+  const Task& task_;
+  std::byte* stages_;
+  std::uint64_t* counters_;
+  WarpSums<From, To, typename Placement::Rows> sums_;
+};
 
 }  // namespace tokenyard::engine::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel needs that stages and sums rows in bulk (bulk_staging.cuh, bulk_sums.cuh), and which rows are worth it.
+// What a kernel needs that stages and sums rows in bulk (bulk_sums.cuh), and which launches are better so.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,16 @@ TOKENYARD_HD constexpr bool stages_in_bulk(const CombineTask& task) {
   return task.staged && task.from_dtype == task.rows_dtype && task.unit == 16 && task.row_bytes >= kLeastBulkBytes;
 }
 
-// From here on a block sums more tokens than it takes to fill a pipeline. Rows are whole units of a bulk copy.
-[[nodiscard]] inline bool sums_in_bulk(const CombineTask& task, std::int64_t tokens, int blocks) {
-  constexpr std::int64_t kTokensPerBlock = 2;
+// Whether a launch with one half or both is better in bulk: `tokens` to sum, or up to `staged` rows to stage. From two
+// of them a block on, it takes more than to fill a pipeline. Rows are whole units of a bulk copy.
+[[nodiscard]] inline bool combines_in_bulk(const CombineTask& task,
+                                           std::int64_t tokens,
+                                           std::int64_t staged,
+                                           int blocks) {
+  constexpr std::int64_t kRowsPerBlock = 2;
+  if (!task.receives) return stages_in_bulk(task) && staged > kRowsPerBlock * blocks;
   return task.vectors && task.row_bytes >= kLeastBulkBytes && task.row_bytes % 16 == 0 &&
-         tokens > kTokensPerBlock * blocks;
-}
-
-// Of a launch with one half or both; `rows` is how many there may be to stage.
-[[nodiscard]] inline bool sums_or_stages_in_bulk(const CombineTask& task,
-                                                 std::int64_t tokens,
-                                                 std::int64_t rows,
-                                                 int blocks) {
-  if (task.receives) return sums_in_bulk(task, tokens, blocks);
-  return stages_in_bulk(task) && rows > blocks;
+         tokens > kRowsPerBlock * blocks;
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -19,8 +19,7 @@ RankMajorEngine::RankMajorEngine(const Setup& setup, fabric::Window& window)
   const DeviceScope scope(device());
   load_rank_major_dispatch();
   bulk_ = load_bulk_dispatch();
-  load_combine();
-  bulk_sums_ = load_bulk_sums();
+  bulk_combines_ = load_combine();
   load_small_dispatch();
   load_small_combine();
 }
@@ -231,6 +230,7 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   combine_ = combine_task(request, fp8 ? Dtype::kF8e4m3 : setup().params.dtype, in_place(rows));
   combine_.common = common();
   combine_.route = static_cast<const RouteBuffers&>(*round.memory).view();
+  combine_.most_rows = setup().layout.shape().max_tokens;
   combine_.from_block_stride =
       rows.num_dims == 3 ? rows.strides[0] * size_of(rows.dtype) : round.tokens_per_rank * combine_.from_row_stride;
   combine_.unit = unit_of(bits_of(rows.data) | bits_of(combine_.from_row_stride) | bits_of(combine_.from_block_stride) |
@@ -273,9 +273,8 @@ void RankMajorEngine::launch_combine_half(CombineTask task,
   const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarps) : 0;
   const std::int64_t tokens = task.receives ? setup().layout.shape().max_tokens : 0;
   const int blocks = blocks_for(std::max(staging, tokens), num_sms);
-  const auto launch =
-      bulk_sums_ && sums_or_stages_in_bulk(task, num_tokens, rows, blocks) ? launch_bulk_sums : launch_combine;
-  launch(task, blocks, enter(stream));
+  const bool in_bulk = bulk_combines_ && combines_in_bulk(task, num_tokens, rows, blocks);
+  launch_combine(task, blocks, in_bulk, enter(stream));
 }
 
 void RankMajorEngine::release_combine(const Round& /*round*/) {

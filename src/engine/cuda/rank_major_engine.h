@@ -50,9 +50,9 @@ class RankMajorEngine final : public CudaEngine {
   void launch_combine_half(CombineTask task, std::int64_t num_tokens, const Stream& stream, int num_sms);
 
   SmallLayout small_;
-  bool bulk_ = false;       // the device can send in bulk
-  bool bulk_sums_ = false;  // and sum so
-  CombineTask combine_{};   // between the halves
+  bool bulk_ = false;  // the device can send in bulk
+  bool bulk_combines_ = false;
+  CombineTask combine_{};  // between the halves
 };
 
 }  // namespace tokenyard::engine::cuda
