@@ -194,6 +194,12 @@ class WarpSums {
   // The lanes of a pack that is not whole read what is left in the stage, and nobody writes their sums.
   __device__ void add_piece(int packs, float (&sums)[kPacks][kPack]) const {
     const auto* from = reinterpret_cast<const Pack<From, kPack>*>(stages_ + stage_ * stage_bytes_) + lane_index();
+    if (packs == kPacks * kWarp) {  // without branches, so that loads do not wait for each other
+#pragma unroll
+      for (int k = 0; k < kPacks; ++k)
+        add_pack<From, kPack>(sums[k], from[k * kWarp]);
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < kPacks; ++k) {
       if (k * kWarp < packs) add_pack<From, kPack>(sums[k], from[k * kWarp]);
