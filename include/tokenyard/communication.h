@@ -108,7 +108,7 @@ class RouteQuery final {
   communication::Core* core_;
 };
 
-// The share of the machine that a backend may use.
+// The share of a GPU that operations use which say no num_sms of their own.
 class SmBudget final {
  public:
   // Sets min(n, the cap given at creation); may rise again. Throws kInvalidArgument for n < 1.
@@ -116,7 +116,7 @@ class SmBudget final {
 
   [[nodiscard]] int num_sms() const { return num_sms_; }
 
-  // Blocks of the GPU that an operation uses at most; the host engine uses none.
+  // Blocks of the GPU that such an operation uses at most; the host engine uses none.
   [[nodiscard]] int max_sms_used() const { return num_sms_ < most_ ? num_sms_ : most_; }
 
  private:

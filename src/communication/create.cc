@@ -118,6 +118,8 @@ std::vector<std::string> Core::require_agreement() {
 void Core::plan_window() {
   if (!sub_rounds_) {
     limits_.plan = plan_checked(*limits_.backend, params(), config_, limits_.num_ranks);
+    const bool on_gpu = engine::find_engine(options_.engine).memory == DeviceKind::kCuda;
+    if (on_gpu && limits_.plan.gpu_queue_bytes > 0) limits_.plan.shape.queue_bytes = limits_.plan.gpu_queue_bytes;
     return;
   }
   limits_.plan = plan_of_budget(*limits_.backend, sub_rounds_->budget(), limits_.num_ranks);

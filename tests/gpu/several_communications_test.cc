@@ -31,9 +31,10 @@ struct Lane {
   [[nodiscard]] DeviceWorld& world(int round) { return *worlds[static_cast<std::size_t>(round) % worlds.size()]; }
 
   void check(cudaStream_t stream) {
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    support::check_ok(communication.poll(), "poll");
     for (const auto& each : worlds)
       each->check_outputs(stream);
-    support::check_ok(communication.poll(), "poll");
   }
 
   Communication communication;
