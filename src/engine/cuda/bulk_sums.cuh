@@ -132,7 +132,7 @@ class WarpSums {
     ahead_ = slice_at(__shfl_sync(kAllLanes, taken_, 0));
     if (!ahead_.there) return;
     known_ahead_ = rows_.load(ahead_.token);
-    if (lane_index() == 0) taken_ = 2 * kWarps * gridDim.x + atomicAdd(&task_.common.board->shares_taken, 1U);
+    if (lane_index() == 0) taken_ = 2 * kWarps * gridDim.x + add_relaxed_device(&task_.common.board->shares_taken, 1);
   }
 
   // After a false nothing more is loaded.

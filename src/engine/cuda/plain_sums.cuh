@@ -84,7 +84,7 @@ __device__ void sum_shares(const CombineTask& task, const Rows& rows, Crew warps
   const int per_slice = (packs + slices - 1) / slices;
   const auto next_free = [&] {
     std::uint32_t taken = 0;
-    if (lane_index() == 0) taken = atomicAdd(&task.common.board->shares_taken, 1U);
+    if (lane_index() == 0) taken = add_relaxed_device(&task.common.board->shares_taken, 1);
     return static_cast<int>(__shfl_sync(kAllLanes, taken, 0)) + warps.count;
   };
   int item = warps.index >= 0 ? warps.index : next_free();
