@@ -16,7 +16,7 @@
 namespace tokenyard::engine::cuda {
 
 inline constexpr int kRingOfWarp = kSumRingBytes / kWarps;
-inline constexpr int kMostStages = 12;  // of a warp
+inline constexpr int kMostStages = 3;  // of a warp
 static_assert(kMostStages <= kWarp, "a bit and a lane each");
 
 // Sums in a lane's registers. Pieces should be long, for each costs its warp as much as it takes to add a kilobyte, and

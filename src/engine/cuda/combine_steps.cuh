@@ -148,7 +148,10 @@ __device__ inline bool wait_for_owners(const CombineTask& task, std::uint32_t ep
 
 // By one thread: until the owner has staged the chunk with the place, where it tells of chunks. Out of line, because
 // few loops of those that have it need it.
-__device__ __noinline__ inline bool wait_for_place(const CombineTask& task, std::uint32_t epoch, int owner, std::int64_t place) {
+__device__ __noinline__ inline bool wait_for_place(const CombineTask& task,
+                                                   std::uint32_t epoch,
+                                                   int owner,
+                                                   std::int64_t place) {
   const Common& common = task.common;
   if (header_of(common, common.rank, protocol::kCombinePhase, epoch, owner)->mask == kInPlace) return true;
   const std::uint64_t* word = staged_word(common, common.rank, owner, place / common.layout.shape().tokens_per_chunk);
