@@ -16,7 +16,9 @@
 namespace tokenyard::engine::cuda {
 
 inline constexpr int kRingOfWarp = kSumRingBytes / kWarps;
-inline constexpr int kMostStages = 3;  // of a warp
+// Of a warp. More copies on their way in a multiprocessor do not make it faster, but slower where all are of its own
+// memory.
+inline constexpr int kMostStages = 4;
 static_assert(kMostStages <= kWarp, "a bit and a lane each");
 
 // Sums in a lane's registers. Pieces should be long, for each costs its warp as much as it takes to add a kilobyte, and

@@ -54,12 +54,15 @@ class PlacedRows {
  public:
   struct Known {
     InChunk at{};
-    ChunkPlaces places{};  // of the lane's rank
-    unsigned lanes = 0;    // whose rows are still to come
-    int first = -kWarp;    // lane 0's rank
+    ChunkPlaces places{};   // of the lane's rank
+    std::int32_t row = -1;  // of the token there; negative where there is none
+    unsigned lanes = 0;     // whose rows are still to come
+    int first = -kWarp;     // lane 0's rank
   };
 
-  __device__ explicit PlacedRows(const CompactCombineTask& task) : task_(task), ready_(task.rows) {}
+  __device__ explicit PlacedRows(const CompactCombineTask& task) : task_(task), ready_(task.rows) {
+    log_size_ = __ffs(task.rows.common.layout.shape().tokens_per_chunk) - 1;
+  }
 
   __device__ void begin(std::uint32_t epoch) {
     epoch_ = epoch;
@@ -71,17 +74,16 @@ class PlacedRows {
 
   [[nodiscard]] __device__ bool in_place() const { return ready_.in_place(); }
 
+  // A chunk's size is a power of two.
   __device__ Known load(int token) const {
-    const InChunk at = in_chunk(task_.rows.common, token);
+    const InChunk at{token >> log_size_, token & ((1 << log_size_) - 1)};
     return {at, load_places(task_.rows.common, task_.route, at.chunk, lane_index())};
   }
 
   __device__ bool wait(const Known& known) const {
     return ready_.wait([&known, this](int owner) {
-      const ChunkPlaces places = owner < kWarp ? known.places : places_of(known, owner);
-      return is_kept(known, places, owner)
-                 ? std::int64_t{place_in(places, known.at.index)} - task_.route.begin_at[owner]
-                 : std::int64_t{-1};
+      const std::int32_t row = row_at(known, owner < kWarp ? known.places : places_of(known, owner), owner);
+      return row < 0 ? std::int64_t{-1} : std::int64_t{row} - task_.route.begin_at[owner];
     });
   }
 
@@ -92,12 +94,12 @@ class PlacedRows {
       if (known.first >= common.num_ranks) return nullptr;
       const int owner = known.first + lane_index();
       if (known.first > 0) known.places = places_of(known, owner);
-      known.lanes = __ballot_sync(kAllLanes, static_cast<int>(is_kept(known, known.places, owner)));
+      known.row = row_at(known, known.places, owner);
+      known.lanes = __ballot_sync(kAllLanes, static_cast<int>(known.row >= 0));
     }
     const int lane = __ffs(static_cast<int>(known.lanes)) - 1;
     known.lanes &= known.lanes - 1;
-    const std::int32_t row = __shfl_sync(kAllLanes, place_in(known.places, known.at.index), lane);
-    return window_of(common, known.first + lane) + common.layout.combine_row(row);
+    return window_of(common, known.first + lane) + common.layout.combine_row(__shfl_sync(kAllLanes, known.row, lane));
   }
 
  private:
@@ -105,13 +107,15 @@ class PlacedRows {
     return load_places(task_.rows.common, task_.route, known.at.chunk, owner);
   }
 
-  __device__ bool is_kept(const Known& known, const ChunkPlaces& places, int owner) const {
-    if ((places.mask >> known.at.index & 1U) == 0) return false;
-    return place_in(places, known.at.index) < (owner < kWarp ? limit_ : rows_kept_by(task_.rows.common, owner, epoch_));
+  __device__ std::int32_t row_at(const Known& known, const ChunkPlaces& places, int owner) const {
+    if ((places.mask >> known.at.index & 1U) == 0) return -1;
+    const std::int32_t row = place_in(places, known.at.index);
+    return row < (owner < kWarp ? limit_ : rows_kept_by(task_.rows.common, owner, epoch_)) ? row : -1;
   }
 
   const CompactCombineTask& task_;
   Readiness ready_;
+  int log_size_ = 0;  // of a chunk
   std::uint32_t epoch_ = 0;
   std::int64_t limit_ = 0;  // of the lane's rank
 };
