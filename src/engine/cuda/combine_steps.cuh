@@ -200,13 +200,6 @@ class Readiness {
   bool in_place_ = false;
 };
 
-// Warps of a block that stage while the others sum: enough in all to stay ahead of the link, for more would only keep
-// memory from what is pulled.
-__device__ inline int stagers_beside_sums() {
-  constexpr int kInAll = 400;
-  return max(1, min(kWarps / 2, kInAll / static_cast<int>(gridDim.x)));
-}
-
 // By all blocks. `Access` does what depends on how rows are moved: stage(epoch, warps) and sum(epoch, warps), by warps.
 template <class Placement, class Access>
 __device__ void run_halves(const typename Placement::Task& task, std::uint32_t epoch, Access& access) {
@@ -215,7 +208,7 @@ __device__ void run_halves(const typename Placement::Task& task, std::uint32_t e
   const bool there = rows.receives && wait_for_owners(rows, epoch);
   const auto grid = static_cast<int>(gridDim.x);
   const auto block = static_cast<int>(blockIdx.x);
-  const int stagers = !stages ? 0 : there ? stagers_beside_sums() : kWarps;
+  const int stagers = !stages ? 0 : there ? kWarps / 2 : kWarps;
   const bool stager = warp_index() < stagers;
   if (stager) access.stage(epoch, {warp_index() * grid + block, stagers * grid});
   if (!there) return;
