@@ -31,7 +31,7 @@ namespace tokenyard::protocol {
 inline constexpr std::int64_t kLineBytes = 64;
 inline constexpr std::int64_t kSectionAlignment = 128;
 
-// Chunk lines of a window with a budget: 16 bytes for each 4 KiB that a rank's rows may have.
+// Chunk lines of a window with a budget: one for each 4 KiB that a rank's rows may have.
 inline constexpr std::int64_t kLeastChunkLines = 4;
 inline constexpr std::int64_t kBudgetPerChunkLine = 4 << 10;
 
@@ -83,6 +83,8 @@ class WindowLayout {
     const std::int64_t chunk_lines = queued ? 0 : layout.chunk_lines();
     layout.chunks_stride_ = align_up(chunk_lines * static_cast<std::int64_t>(sizeof(ChunkLine)), kLineBytes);
     layout.chunks_ = layout.take(slots * ranks * layout.chunks_stride_);
+    layout.staged_stride_ = align_up(chunk_lines * 8, kLineBytes);
+    layout.staged_ = layout.take(ranks * layout.staged_stride_);
     layout.stats_stride_ = align_up(shape.stats_entries * 4, kLineBytes);
     layout.stats_ = layout.take(ranks * layout.stats_stride_);
     layout.rows_ = layout.end_;
@@ -148,6 +150,11 @@ class WindowLayout {
            index * static_cast<std::int64_t>(sizeof(ChunkLine));
   }
 
+  // CUDA: the stamp of `owner`'s rows of combine in a chunk of them, where it stages them by chunks.
+  TOKENYARD_HD constexpr std::int64_t staged(int owner, std::int64_t index) const {
+    return staged_ + owner * staged_stride_ + index * 8;
+  }
+
   TOKENYARD_HD constexpr std::int64_t stats(int source) const { return stats_ + source * stats_stride_; }
 
   // Where rows begin: everything before it is words and lines.
@@ -199,10 +206,10 @@ class WindowLayout {
 
   WindowShape shape_{};
   bool fits_ = true;
-  std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, stats_ = 0, rows_ = 0, payload_ = 0,
-               combine_ = 0, weights_ = 0, given_weights_ = 0;
-  std::int64_t counts_stride_ = 0, chunks_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0, combine_stride_ = 0,
-               weights_stride_ = 0;
+  std::int64_t life_ = 0, released_ = 0, headers_ = 0, counts_ = 0, chunks_ = 0, staged_ = 0, stats_ = 0, rows_ = 0,
+               payload_ = 0, combine_ = 0, weights_ = 0, given_weights_ = 0;
+  std::int64_t counts_stride_ = 0, chunks_stride_ = 0, staged_stride_ = 0, stats_stride_ = 0, payload_stride_ = 0,
+               combine_stride_ = 0, weights_stride_ = 0;
   std::int64_t end_ = 0;
 };
 

@@ -73,6 +73,8 @@ constexpr void for_each_slot(const WindowLayout& layout, Visit&& visit) {
   for (int source = 0; source < ranks; ++source) {
     for (int slot = 0; slot < kHeaderSlots && counts_first(shape.placement); ++slot)
       visit(Slot{layout.counts(slot, source), std::int64_t{4} * ranks, kLineBytes});
+    for (std::int64_t chunk = 0; chunk < layout.max_chunks() && shape.queue_bytes == 0; ++chunk)
+      visit(Slot{layout.staged(source, chunk), 8, 8});
     if (shape.stats_entries > 0) visit(Slot{layout.stats(source), 4 * shape.stats_entries, kLineBytes});
   }
   for (int slot = 0; slot < shape.depth; ++slot)

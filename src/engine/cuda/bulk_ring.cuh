@@ -18,6 +18,20 @@ inline constexpr int kRingBytes = kStages * kStageBytes;
 inline constexpr int kStoring = 8;
 static_assert(kStoring < kStages);
 
+// Waits until the phase of this parity has ended. Nobody but GPUs' memory is waited for. One that does not answer is no
+// case for a deadline of its own: the wait ends when another one of this rank has run out, and long after its load
+// should have come, because stages must not be left while loads are on their way to them.
+__device__ inline bool wait_for_bytes(const Common& common, std::uint64_t* counter, unsigned parity) {
+  constexpr int kTriesPerLook = 1 << 14;
+  while (true) {
+#pragma unroll 1
+    for (int i = 0; i < kTriesPerLook; ++i) {
+      if (bytes_arrived(counter, parity)) return true;
+    }
+    if (load_relaxed_device(&common.board->failed) != 0) return false;
+  }
+}
+
 // By one thread. Piece n goes through stage n % kStages, whose counter it is the phase n / kStages of. Each piece is
 // loaded, and when it is there stored to any number of places, and closed.
 class BulkRing {
@@ -34,20 +48,9 @@ class BulkRing {
     ++loaded_;
   }
 
-  // Waits for the oldest piece that is not closed. Nobody but this GPU's memory is waited for. One that does not answer
-  // is no case for a deadline of its own: the wait ends when another one of this rank has run out, and long after its
-  // load should have come, because stages must not be left while loads are on their way to them.
+  // Waits for the oldest piece that is not closed.
   __device__ bool wait_loaded() {
-    constexpr int kTriesPerLook = 1 << 14;
-    const unsigned stage = closed_ % kStages;
-    const unsigned parity = closed_ / kStages % 2;
-    while (true) {
-#pragma unroll 1
-      for (int i = 0; i < kTriesPerLook; ++i) {
-        if (bytes_arrived(&counters_[stage], parity)) return true;
-      }
-      if (load_relaxed_device(&common_.board->failed) != 0) return false;
-    }
+    return wait_for_bytes(common_, &counters_[closed_ % kStages], closed_ / kStages % 2);
   }
 
   __device__ void store(std::byte* to, std::uint32_t bytes) const {
@@ -63,9 +66,7 @@ class BulkRing {
   }
 
   // Pieces that are written, as far as `close` has found out.
-  [[nodiscard]] __device__ unsigned complete() const {
-    return closed_ - kStoring;
-  }
+  [[nodiscard]] __device__ unsigned complete() const { return closed_ - kStoring; }
 
  private:
   const Common& common_;

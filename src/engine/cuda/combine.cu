@@ -1,87 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of rows that were reduced over this rank's experts, in one launch: expert output that does not lie in the
-// window is staged there, a header tells each origin, and the origin pulls its tokens' rows and sums them in the order
-// of ranks.
-#include "engine/cuda/combine_kernels.cuh"
-#include "engine/cuda/combine_steps.cuh"
-#include "engine/cuda/kernels.h"
-#include "engine/cuda/routes.cuh"
+// Combine of rows in a space per source: the places of an origin's rows are its tokens.
+#include "engine/cuda/pull_combine.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
 
-// By warps: the received rows of every source, chunk by chunk.
-__device__ void stage_rows(const CombineTask& task) {
-  const Common& common = task.common;
-  const protocol::WindowShape& shape = common.layout.shape();
-  const auto rows = static_cast<int>(shape.num_ranks * shape.max_tokens);
-  const int first = warp_index() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  for (int row = first; row < rows; row += kWarps * static_cast<int>(gridDim.x)) {
-    const auto source = static_cast<int>(row / shape.max_tokens);
-    const std::int64_t token = row % shape.max_tokens;
-    if (token >= task.route.tokens_of[source]) continue;
-    const std::uint64_t mask = task.route.masks[source * common.layout.max_chunks() + token / shape.tokens_per_chunk];
-    if ((mask >> (token % shape.tokens_per_chunk) & 1U) == 0) continue;
-    stage_row(task, window_of(common, common.rank) + common.layout.combine_row(row),
-              task.from + source * task.from_block_stride + token * task.from_row_stride, {lane_index(), kWarp});
-  }
-}
+class ReceivedRows {
+ public:
+  __device__ explicit ReceivedRows(const CombineTask& task) : task_(task) {}
 
-__device__ void send(const CombineTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  if (task.ends_views && blockIdx.x == 0) release_views(common, common.board->epochs[protocol::kDispatchPhase]);
-  if (!task.staged) {
-    if (blockIdx.x == 0) write_headers(task, epoch);
-    return;
+  __device__ std::int64_t places(int origin) const {
+    return task_.route.rows_received[origin] == 0 ? 0 : task_.route.tokens_of[origin];
   }
-  if (!wait_for_section(common, epoch)) return;
-  stage_rows(task);
-  if (!last_block(&common.board->blocks_staged)) return;
-  if (threadIdx.x == 0) common.board->blocks_staged = 0;
-  if (task.reads_views) release_views(common, common.board->epochs[protocol::kDispatchPhase]);
-  write_headers(task, epoch);
-}
 
-__device__ void find_owners(const CombineTask& task, std::int64_t token, OwnersOfToken& owners) {
-  const Common& common = task.common;
-  int count = 0;
-  const std::int64_t row = common.rank * common.layout.shape().max_tokens + token;
-  for (int w = 0; w < task.route.words; ++w) {
-    for (std::uint32_t word = task.route.ranks_of_token[token * task.route.words + w]; word != 0; word &= word - 1) {
-      const int owner = w * kWordBits + __ffs(static_cast<int>(word)) - 1;
-      owners.rows[count++] = window_of(common, owner) + common.layout.combine_row(row);
-    }
+  __device__ bool there(int origin, int place) const {
+    const protocol::WindowLayout& layout = task_.common.layout;
+    const int size = layout.shape().tokens_per_chunk;
+    return (task_.route.masks[origin * layout.max_chunks() + place / size] >> (place % size) & 1U) != 0;
   }
-  owners.count = count;
-}
 
-template <class From, class To>
-__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ CombineTask task) {
-  const auto find = [&task](std::int64_t token, OwnersOfToken& owners) {
-    if (threadIdx.x == 0) find_owners(task, token, owners);
+  __device__ std::int64_t row(int origin, int place) const {
+    return origin * task_.common.layout.shape().max_tokens + place;
+  }
+
+  __device__ const std::byte* from(int origin, int place) const {
+    return task_.from + origin * task_.from_block_stride + place * task_.from_row_stride;
+  }
+
+  __device__ void stage_rest(std::int64_t /*row*/) const {}
+
+ private:
+  const CombineTask& task_;
+};
+
+// By ascending rank.
+class OwnersRows {
+ public:
+  struct Known {
+    int token = 0;
+    std::uint32_t word = 0;  // of the ranks in it, those that are still to come
+    int index = 0;
   };
-  run_combine(
-      task, [&task](std::uint32_t epoch) { send(task, epoch); },
-      [&](std::uint32_t /*epoch*/) { sum_tokens<From, To>(task, find); },
-      [&task] { clear_route(task.route, task.common.num_ranks); });
-}
 
-struct Kernels {
-  template <class From, class To>
-  static CombineKernel get() {
-    return combine<From, To>;
+  __device__ explicit OwnersRows(const CombineTask& task)
+      : task_(task), ready_(task), first_row_(task.common.rank * task.common.layout.shape().max_tokens) {}
+
+  __device__ void begin(std::uint32_t epoch) { ready_.begin(epoch); }
+
+  [[nodiscard]] __device__ bool in_place() const { return ready_.in_place(); }
+
+  __device__ Known load(int token) const { return {token, word_of(token, 0), 0}; }
+
+  __device__ bool wait(const Known& known) const {
+    return ready_.wait([&known](int /*owner*/) { return std::int64_t{known.token}; });
   }
+
+  __device__ const std::byte* next(Known& known) const {
+    while (known.word == 0) {
+      if (++known.index >= task_.route.words) return nullptr;
+      known.word = word_of(known.token, known.index);
+    }
+    const int owner = known.index * kWordBits + __ffs(static_cast<int>(known.word)) - 1;
+    known.word &= known.word - 1;
+    return window_of(task_.common, owner) + task_.common.layout.combine_row(first_row_ + known.token);
+  }
+
+ private:
+  __device__ std::uint32_t word_of(int token, int index) const {
+    return task_.route.ranks_of_token[std::int64_t{token} * task_.route.words + index];
+  }
+
+  const CombineTask& task_;
+  Readiness ready_;
+  std::int64_t first_row_;
+};
+
+struct RankMajor {
+  using Task = CombineTask;
+  using Owed = ReceivedRows;
+  using Rows = OwnersRows;
+  static constexpr bool kLowPrecision = true;
+
+  static __host__ __device__ const CombineTask& rows_of(const Task& task) { return task; }
+
+  static __device__ void sum_rest(const Task& /*task*/, std::uint32_t /*epoch*/) {}
+
+  static __device__ void end(const Task& task) { clear_route(task.route, task.common.num_ranks); }
 };
 
 }  // namespace
 
-void load_combine() {
-  load_combine_kernels<Kernels>();
+bool load_combine() {
+  return load_pull_combine<RankMajor>();
 }
 
-void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream) {
-  combine_kernel<Kernels>(task.rows_dtype, task.output_dtype)<<<blocks, kThreads, 0, stream>>>(task);
-  check(cudaGetLastError(), "launching a combine");
+void launch_combine(const CombineTask& task, int blocks, bool in_bulk, cudaStream_t stream) {
+  launch_pull_combine<RankMajor>(task, blocks, in_bulk, stream);
 }
 
 }  // namespace tokenyard::engine::cuda

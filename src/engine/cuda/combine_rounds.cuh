@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "engine/cuda/routes.cuh"
 #include "engine/cuda/waits.cuh"
 #include "engine/cuda/windows.cuh"
 
@@ -28,21 +27,6 @@ __device__ inline void release_section(const Common& common, std::uint32_t epoch
     store_release_system(progress_of(common, owner, protocol::kCombinePhase, common.rank),
                          protocol::encode_progress(epoch, epoch));
   }
-}
-
-// By the last block of a combine, for the next one. The route is the caller's to clear.
-__device__ inline void end_combine(const CombineTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  if (threadIdx.x == 0) common.board->blocks_done = 0;
-  if (task.sends) write_epochs(common, protocol::kCombinePhase, epoch, 0);
-  if (!task.receives) return;
-  release_section(common, epoch);
-  __syncthreads();
-}
-
-__device__ inline void finish_combine(const CombineTask& task, std::uint32_t epoch) {
-  end_combine(task, epoch);
-  if (task.receives) clear_route(task.route, task.common.num_ranks);
 }
 
 }  // namespace tokenyard::engine::cuda

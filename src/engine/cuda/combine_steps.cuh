@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The combine of ranks that owe each token one row, whose origins pull: rows as they are staged, their headers, and the
-// sum over the ranks that owe a token's rows.
+// The steps of a combine of ranks that owe each token one row, whose origins pull. Owners stage rows that do not lie in
+// the window as they cross, chunk by chunk, and tell each origin of each chunk; headers say whether they do. A row's
+// place is its number among those that the owner has for its origin, and chunks are of places. A placement has
+//
+//   Owed   rows that this rank owes: places(origin), there(origin, place), and row(origin, place), its number in the
+//          window's section; from(origin, place), where it lies, and stage_rest(row), what comes with it
+//   Rows   rows that are owed to this rank: load(token) at any time; begin(epoch) when the headers are there; then
+//          in_place(), or wait(known) until a token's rows are there; next(known) gives them in the order in which they
+//          are added, null after the last. By one warp, which does the same in all lanes.
+//
+// and rows_of(task), and sum_rest(task, epoch) and end(task) for what else an origin does, and does at the end.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "engine/cuda/chunks.cuh"
 #include "engine/cuda/combine_rounds.cuh"
 #include "engine/cuda/copies.cuh"
+#include "engine/cuda/routes.cuh"
 #include "engine/cuda/routing.cuh"
-#include "engine/cuda/row_sums.cuh"
 #include "engine/cuda/sums.cuh"
 #include "engine/cuda/tasks.h"
 #include "engine/cuda/waits.cuh"
@@ -16,6 +27,13 @@
 #include "protocol/casts.h"
 
 namespace tokenyard::engine::cuda {
+
+// In a header: all rows lie in the window. 0 where chunks of them are told of.
+inline constexpr std::uint64_t kInPlace = 1;
+
+__device__ __forceinline__ std::uint64_t* staged_word(const Common& common, int window, int owner, std::int64_t chunk) {
+  return reinterpret_cast<std::uint64_t*>(window_of(common, window) + common.layout.staged(owner, chunk));
+}
 
 // A row of expert output as it crosses: each element rounded once.
 __device__ inline void stage_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
@@ -32,19 +50,80 @@ __device__ inline void stage_row(const CombineTask& task, std::byte* to, const s
   }
 }
 
-// By one block, after all rows are in place: releases them to their origins (pairs with wait_for_owners).
+// By warps, in the order in which origins want the rows: the first chunk of each, then the next. The one that stages
+// the last row of a chunk tells its origin (pairs with wait_for_place). `move(to, from)` returns whether it did.
+template <class Placement, class Move>
+__device__ void stage_rows(const typename Placement::Task& task, std::uint32_t epoch, Crew warps, const Move& move) {
+  const typename Placement::Owed owed(task);
+  const CombineTask& rows = Placement::rows_of(task);
+  const Common& common = rows.common;
+  const int size = common.layout.shape().tokens_per_chunk;
+  const auto chunks = static_cast<int>(protocol::num_chunks(rows.most_rows, size));
+  for (int item = warps.index; item < chunks * size * common.num_ranks; item += warps.count) {
+    const int chunk = item / size / common.num_ranks;
+    const int origin = (common.rank + 1 + item / size % common.num_ranks) % common.num_ranks;
+    const int place = chunk * size + item % size;
+    const std::int64_t places = owed.places(origin);
+    if (place >= places) continue;
+    if (owed.there(origin, place)) {
+      const std::int64_t row = owed.row(origin, place);
+      std::byte* to = window_of(common, common.rank) + common.layout.combine_row(row);
+      if (rows.staged && !move(to, owed.from(origin, place))) return;
+      owed.stage_rest(row);
+    }
+    __syncwarp();
+    if (lane_index() != 0) continue;
+    const std::uint32_t all = tokens_of_chunk(common, chunk, places);
+    if (!ends_chunk(common, origin * common.layout.max_chunks() + chunk, 1, all)) continue;
+    store_release_system(staged_word(common, origin, common.rank, chunk), protocol::encode_stamp(epoch, all));
+  }
+}
+
+template <class Placement>
+__device__ void stage_plainly(const typename Placement::Task& task, std::uint32_t epoch, Crew warps) {
+  stage_rows<Placement>(task, epoch, warps, [&task](std::byte* to, const std::byte* from) {
+    stage_row(Placement::rows_of(task), to, from, {lane_index(), kWarp});
+    return true;
+  });
+}
+
+// Rows may lie in place, and what comes with them not.
+__device__ __forceinline__ bool by_chunks(const CombineTask& task) {
+  return task.staged || task.stages_rest;
+}
+
+// By one block. Rows in place were written by kernels before, which the release publishes (pairs with wait_for_owners).
 __device__ inline void write_headers(const CombineTask& task, std::uint32_t epoch) {
   const Common& common = task.common;
   for (int origin = static_cast<int>(threadIdx.x); origin < common.num_ranks; origin += kThreads) {
     const std::uint32_t rows = load_relaxed_device(task.route.rows_received + origin);
     if (rows == 0) continue;
     protocol::HeaderLine* header = header_of(common, origin, protocol::kCombinePhase, epoch, common.rank);
+    header->mask = by_chunks(task) ? 0 : kInPlace;
     header->agreed = task.hidden;
     header->row_limit = task.row_limit;
     header->status = protocol::HeaderStatus::kOk;
     store_release_system(&header->stamp, protocol::encode_stamp(epoch, rows));
-    common.owed[origin] = epoch;
   }
+}
+
+// By all blocks: whether this one may stage rows.
+__device__ inline bool begin_sending(const CombineTask& task, std::uint32_t epoch) {
+  const bool first = blockIdx.x == 0;
+  if (task.ends_views && first) release_views(task.common, task.common.board->epochs[protocol::kDispatchPhase]);
+  const bool waits = by_chunks(task) || (task.repeats && first);
+  if (waits && !wait_for_section(task.common, epoch)) return false;
+  if (first) write_headers(task, epoch);
+  return by_chunks(task);
+}
+
+// By the last block, when no other one waits for the section any more.
+__device__ inline void end_sending(const CombineTask& task, std::uint32_t epoch) {
+  const Common& common = task.common;
+  for (int origin = static_cast<int>(threadIdx.x); origin < common.num_ranks; origin += kThreads) {
+    if (task.route.rows_received[origin] > 0) common.owed[origin] = epoch;
+  }
+  if (task.reads_views) release_views(common, common.board->epochs[protocol::kDispatchPhase]);
 }
 
 __device__ inline bool wait_for_owners(const CombineTask& task, std::uint32_t epoch) {
@@ -64,38 +143,99 @@ __device__ inline bool wait_for_owners(const CombineTask& task, std::uint32_t ep
       there = false;
     }
   }
-  return __syncthreads_and(there) != 0;
+  return __syncthreads_and(static_cast<int>(there)) != 0;
 }
 
-// By all blocks. `find(token, owners)` is called by all threads of the block.
-template <class From, class To, class Find>
-__device__ void sum_tokens(const CombineTask& task, const Find& find) {
-  __shared__ OwnersOfToken owners;
-  const std::int64_t tokens = task.route.state[kRouteTokens];
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    __syncthreads();
-    find(token, owners);
-    __syncthreads();
-    sum_token<From, To>(task, owners, token, {static_cast<int>(threadIdx.x), kThreads});
-  }
-}
-
-// `send(epoch)` and `receive(epoch)` by all blocks, each with the half that is asked for; `end` by the last one.
-template <class Send, class Receive, class End>
-__device__ void run_combine(const CombineTask& task, const Send& send, const Receive& receive, const End& end) {
+// By one thread: until the owner has staged the chunk with the place, where it tells of chunks. Out of line, because
+// few loops of those that have it need it.
+__device__ __noinline__ inline bool wait_for_place(const CombineTask& task,
+                                                   std::uint32_t epoch,
+                                                   int owner,
+                                                   std::int64_t place) {
   const Common& common = task.common;
-  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&common.board->failed))) != 0) return;
-  const bool aborted = load_relaxed_device(task.route.state + kRouteAborted) != 0;
-  const std::uint32_t last = common.board->epochs[protocol::kCombinePhase];
-  // No rank combines a round that was given up, so it uses up no epoch.
-  const std::uint32_t epoch = task.sends && !aborted ? last + 1 : last;
-  if (!aborted) {
-    if (task.sends) send(epoch);
-    if (task.receives && wait_for_owners(task, epoch)) receive(epoch);
+  if (header_of(common, common.rank, protocol::kCombinePhase, epoch, owner)->mask == kInPlace) return true;
+  const std::uint64_t* word = staged_word(common, common.rank, owner, place / common.layout.shape().tokens_per_chunk);
+  return wait_until(
+      common, {owner, Phase::kCombine, epoch}, [&] { return protocol::stamp_is(load_acquire_system(word), epoch); },
+      task.route.state + kCombineAborted);
+}
+
+// What a warp knows of the owners' rows, when their headers are there.
+class Readiness {
+ public:
+  __device__ explicit Readiness(const CombineTask& task) : task_(task) {}
+
+  __device__ void begin(std::uint32_t epoch) {
+    epoch_ = epoch;
+    const Common& common = task_.common;
+    bool in_place = true;
+    for (int owner = lane_index(); owner < common.num_ranks; owner += kWarp) {
+      if (task_.route.rows_sent[owner] == 0) continue;
+      const auto* header = header_of(common, common.rank, protocol::kCombinePhase, epoch_, owner);
+      in_place = in_place && header->mask == kInPlace;
+    }
+    in_place_ = __all_sync(kAllLanes, static_cast<int>(in_place)) != 0;
   }
-  if (!last_block(&common.board->blocks_done)) return;
-  end_combine(task, epoch);
-  if (task.receives) end();
+
+  // Nothing is to be waited for.
+  [[nodiscard]] __device__ bool in_place() const { return in_place_; }
+
+  // place(owner): of the token's row among this rank's rows there; negative where none is awaited.
+  template <class Place>
+  __device__ bool wait(const Place& place) const {
+    if (in_place_) return true;
+    bool there = true;
+    for (int owner = lane_index(); owner < task_.common.num_ranks; owner += kWarp) {
+      if (task_.route.rows_sent[owner] == 0) continue;
+      const std::int64_t awaited = place(owner);
+      there = there && (awaited < 0 || wait_for_place(task_, epoch_, owner, awaited));
+    }
+    __syncwarp();
+    return __all_sync(kAllLanes, static_cast<int>(there)) != 0;
+  }
+
+ private:
+  const CombineTask& task_;
+  std::uint32_t epoch_ = 0;
+  bool in_place_ = false;
+};
+
+// By all blocks. `Access` does what depends on how rows are moved: stage(epoch, warps) and sum(epoch, warps), by warps.
+template <class Placement, class Access>
+__device__ void run_halves(const typename Placement::Task& task, std::uint32_t epoch, Access& access) {
+  const CombineTask& rows = Placement::rows_of(task);
+  const bool stages = rows.sends && begin_sending(rows, epoch);
+  const bool there = rows.receives && wait_for_owners(rows, epoch);
+  const auto grid = static_cast<int>(gridDim.x);
+  const auto block = static_cast<int>(blockIdx.x);
+  const int stagers = !stages ? 0 : there ? kWarps / 2 : kWarps;
+  const bool stager = warp_index() < stagers;
+  if (stager) access.stage(epoch, {warp_index() * grid + block, stagers * grid});
+  if (!there) return;
+  access.sum(epoch, {stager ? -1 : (warp_index() - stagers) * grid + block, (kWarps - stagers) * grid});
+  Placement::sum_rest(task, epoch);
+}
+
+template <class Placement, class Access>
+__device__ void run_combine(const typename Placement::Task& task, Access& access) {
+  const CombineTask& rows = Placement::rows_of(task);
+  Board* board = rows.common.board;
+  // Loaded together, before anything waits for one of them.
+  const std::uint32_t failed = load_relaxed_device(&board->failed);
+  const std::uint32_t last = load_relaxed_device(&board->epochs[protocol::kCombinePhase]);
+  const bool aborted = load_relaxed_device(rows.route.state + kRouteAborted) != 0;
+  if (__syncthreads_or(static_cast<int>(failed)) != 0) return;
+  // No rank combines a round that was given up, so it uses up no epoch.
+  const std::uint32_t epoch = rows.sends && !aborted ? last + 1 : last;
+  if (!aborted) run_halves<Placement>(task, epoch, access);
+  if (!last_block(&board->blocks_done)) return;
+  if (threadIdx.x == 0) board->blocks_done = board->shares_taken = 0;
+  if (rows.sends && !aborted) end_sending(rows, epoch);
+  if (rows.sends) write_epochs(rows.common, protocol::kCombinePhase, epoch, 0);
+  if (!rows.receives) return;
+  release_section(rows.common, epoch);
+  __syncthreads();
+  Placement::end(task);
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/bulk_sums.h"
 #include "engine/cuda/combine_tasks.h"
 #include "engine/cuda/compact_kernels.h"
 #include "engine/cuda/payload_tasks.h"
@@ -54,9 +55,8 @@ CompactEngine::CompactEngine(const Setup& setup, fabric::Window& window)
                                            (2 * std::int64_t{setup.num_ranks} + num_local_experts_) * 4);
   load_count();
   load_move();
-  load_compact_combine();
   bulk_moves_ = load_bulk_move();
-  bulk_combines_ = load_bulk_combine();
+  bulk_combines_ = load_compact_combine();
 }
 
 std::int64_t CompactEngine::chunk_stride() const {
@@ -298,18 +298,16 @@ Status CompactEngine::combine_send(const CombineRequest& request, Round& round) 
   task.common = common();
   task.route = combine_.route.basic;
   task.row_limit = round.row_limit;
+  task.most_rows = setup().layout.shape().max_tokens;
+  task.repeats = true;
   task.unit = unit_of(bits_of(rows.data) | bits_of(task.from_row_stride) | bits_of(task.row_bytes));
   if (request.topk_weights.defined()) {
     combine_.weights = static_cast<const std::byte*>(request.topk_weights.data);
     combine_.weights_stride = request.topk_weights.row_stride_bytes();
+    task.stages_rest = true;
   }
   static_cast<RouteBuffers&>(*round.memory).ended_by_combine = true;
-  if (!request.in_one_call) {
-    const DeviceScope scope(device());
-    const std::int64_t kept = std::min(round.num_rows, round.row_limit);
-    launch_compact_combine(combine_, blocks_for(protocol::ceil_div(kept, kWarps), request.num_sms),
-                           enter(request.stream));
-  }
+  if (!request.in_one_call) launch_combine(combine_, round, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
@@ -322,12 +320,20 @@ Status CompactEngine::combine_receive(const CombineTarget& target, const Round& 
     task.weights_output = static_cast<std::byte*>(target.topk_weights.data);
     task.weights_output_stride = target.topk_weights.row_stride_bytes();
   }
+  launch_combine(task, round, target.stream, target.num_sms);
+  return {.code = StatusCode::kEnqueued};
+}
+
+void CompactEngine::launch_combine(const CompactCombineTask& task,
+                                   const Round& round,
+                                   const Stream& stream,
+                                   int num_sms) {
   const DeviceScope scope(device());
   const std::int64_t kept = task.rows.sends ? std::min(round.num_rows, round.row_limit) : 0;
-  const int blocks = blocks_for(std::max(round.num_tokens, protocol::ceil_div(kept, kWarps)), target.num_sms);
-  const auto launch = bulk_combines_ && combines_in_bulk(task.rows) ? launch_bulk_combine : launch_compact_combine;
-  launch(task, blocks, enter(target.stream));
-  return {.code = StatusCode::kEnqueued};
+  const std::int64_t tokens = task.rows.receives ? round.num_tokens : 0;
+  const int blocks = blocks_for(std::max(tokens, protocol::ceil_div(kept, kWarps)), num_sms);
+  const bool in_bulk = bulk_combines_ && combines_in_bulk(task.rows, tokens, kept, blocks);
+  launch_compact_combine(task, blocks, in_bulk, enter(stream));
 }
 
 void CompactEngine::release_combine(const Round& /*round*/) {
@@ -351,7 +357,7 @@ void CompactEngine::abort_combine(const Round& round) {
 Status CompactEngine::acquire_combine_section() {
   if (!combined_) return {};
   const DeviceScope scope(device());
-  launch_acquire_section(common(), last_stream());
+  launch_await_section(common(), last_stream());
   return {};
 }
 

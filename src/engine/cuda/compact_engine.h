@@ -43,6 +43,7 @@ class CompactEngine final : public CudaEngine {
   void add_outputs(const DispatchRequest& request, Round& round, MoveTask& task) const;
   void launch_rows(const MoveTask& task, const DispatchRequest& request);
   [[nodiscard]] bool in_place(const TensorView& expert_output) const;
+  void launch_combine(const CompactCombineTask& task, const Round& round, const Stream& stream, int num_sms);
 
   int num_local_experts_;
   bool bulk_moves_ = false;  // what the device can

@@ -20,13 +20,8 @@ void launch_move(const MoveTask& task, int blocks, cudaStream_t stream);
 [[nodiscard]] bool load_bulk_move();
 void launch_bulk_move(const MoveTask& task, int blocks, cudaStream_t stream);
 
-void load_compact_combine();
-void launch_compact_combine(const CompactCombineTask& task, int blocks, cudaStream_t stream);
-// The same where the device can, for rows that bulk copies take.
-[[nodiscard]] bool load_bulk_combine();
-[[nodiscard]] bool combines_in_bulk(const CombineTask& task);
-void launch_bulk_combine(const CompactCombineTask& task, int blocks, cudaStream_t stream);
-// Waits until no origin reads this rank's combine section, on the stream. One block.
-void launch_acquire_section(const Common& common, cudaStream_t stream);
+// As load_combine and launch_combine.
+[[nodiscard]] bool load_compact_combine();
+void launch_compact_combine(const CompactCombineTask& task, int blocks, bool in_bulk, cudaStream_t stream);
 
 }  // namespace tokenyard::engine::cuda

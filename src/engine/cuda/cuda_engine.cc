@@ -94,7 +94,8 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   windows_ = make_device_memory(device_, ranks * static_cast<std::int64_t>(sizeof(std::byte*)));
   copy_now(windows_.get(), pointers.data(), pointers.size() * sizeof(std::byte*), cudaMemcpyHostToDevice);
   const std::int64_t board = protocol::align_up(sizeof(Board), 8);
-  board_bytes_ = board + (setup.layout.max_chunks() + 1 + ranks) * 4;
+  const std::int64_t chunks = ranks * setup.layout.max_chunks() + 1;
+  board_bytes_ = board + (chunks + ranks) * 4;
   board_ = make_device_memory(device_, board_bytes_);
   host_ = make_pinned_memory(device_, sizeof(HostBoard));
   order_ = make_event(device_);
@@ -105,7 +106,7 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
              .windows = reinterpret_cast<std::byte* const*>(windows_.get()),
              .host = reinterpret_cast<HostBoard*>(host_.get()),
              .arrivals = reinterpret_cast<std::uint32_t*>(board_.get() + board),
-             .owed = reinterpret_cast<std::uint32_t*>(board_.get() + board) + setup.layout.max_chunks() + 1,
+             .owed = reinterpret_cast<std::uint32_t*>(board_.get() + board) + chunks,
              .layout = setup.layout};
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute");

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/bulk_sums.h"
 #include "engine/cuda/combine_tasks.h"
 #include "engine/cuda/every_rank_kernels.h"
 #include "engine/cuda/kernels.h"
@@ -50,7 +51,7 @@ EveryRankEngine::EveryRankEngine(const Setup& setup, fabric::Window& window)
     : CudaEngine(setup, window), sizes_(make_pinned_memory(device(), sizeof(HostSizes))) {
   const DeviceScope scope(device());
   bulk_ = load_every_rank_dispatch();
-  load_every_rank_combine();
+  bulk_combines_ = load_every_rank_combine();
 }
 
 void EveryRankEngine::reserve(Round& round) {
@@ -237,10 +238,10 @@ Status EveryRankEngine::combine_send(const CombineRequest& request, Round& round
   const TensorView& rows = request.expert_output;
   auto& buffers = static_cast<RouteBuffers&>(*round.memory);
   combine_ = {.rows = combine_task(request, setup().params.dtype, in_place(rows)),
-              .first_row = round.result_row[static_cast<std::size_t>(setup().rank)],
-              .most_tokens = *std::ranges::max_element(round.tokens_of)};
+              .first_row = round.result_row[static_cast<std::size_t>(setup().rank)]};
   combine_.rows.common = common();
   combine_.rows.route = buffers.view();
+  combine_.rows.most_rows = *std::ranges::max_element(round.tokens_of);
   combine_.rows.unit =
       unit_of(bits_of(rows.data) | bits_of(combine_.rows.from_row_stride) | bits_of(combine_.rows.row_bytes));
   buffers.ended_by_combine = true;
@@ -262,9 +263,13 @@ Status EveryRankEngine::combine_receive(const CombineTarget& target, const Round
 
 void EveryRankEngine::launch_combine(const EveryRankCombineTask& task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
-  const std::int64_t tokens = task.most_tokens * (task.rows.sends && task.rows.staged ? setup().num_ranks : 1);
-  const std::int64_t work = protocol::ceil_div(tokens * task.rows.row_bytes, kBytesPerBlock);
-  launch_every_rank_combine(task, blocks_for(work, num_sms), enter(stream));
+  const CombineTask& rows = task.rows;
+  const std::int64_t staged = rows.sends && rows.staged ? rows.most_rows * setup().num_ranks : 0;
+  const std::int64_t tokens = rows.receives ? rows.most_rows : 0;
+  const std::int64_t work = protocol::ceil_div(std::max(staged, tokens) * rows.row_bytes, kBytesPerBlock);
+  const int blocks = blocks_for(work, num_sms);
+  const bool in_bulk = bulk_combines_ && combines_in_bulk(rows, tokens, staged, blocks);
+  launch_every_rank_combine(task, blocks, in_bulk, enter(stream));
 }
 
 void EveryRankEngine::release_combine(const Round& /*round*/) {

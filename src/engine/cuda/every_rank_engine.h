@@ -44,6 +44,7 @@ class EveryRankEngine final : public CudaEngine {
 
   PinnedMemory sizes_;  // HostSizes
   bool bulk_ = false;   // the device can send in bulk
+  bool bulk_combines_ = false;
   // Nobody reads the rows of the last combine any more: all ranks were heard of since, in a dispatch after it.
   bool section_free_ = true;
   EveryRankCombineTask combine_{};  // between the halves

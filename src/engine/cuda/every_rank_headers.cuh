@@ -23,6 +23,7 @@ __device__ inline std::int64_t rows_taken(const Announcement& said, std::int64_t
 __device__ inline void announce(const Announcement& said, std::uint32_t epoch, std::int64_t tokens) {
   const Common& common = said.common;
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
+    said.route.rows_sent[peer] = static_cast<std::uint32_t>(tokens);
     const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
     const bool free = wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
       return protocol::reached(protocol::headers_read(load_acquire_system(word)), epoch - protocol::kHeaderSlots);

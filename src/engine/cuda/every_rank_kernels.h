@@ -16,9 +16,8 @@ void launch_every_rank_dispatch(const EveryRankDispatchTask& task, int blocks, c
 // The same for many tokens.
 void launch_every_rank_in_bulk(const EveryRankDispatchTask& task, int blocks, cudaStream_t stream);
 
-void load_every_rank_combine();
-void launch_every_rank_combine(const EveryRankCombineTask& task, int blocks, cudaStream_t stream);
-// Ends when no rank reads this rank's rows of the last combine any more.
-void launch_await_section(const Common& common, cudaStream_t stream);
+// As load_combine and launch_combine.
+[[nodiscard]] bool load_every_rank_combine();
+void launch_every_rank_combine(const EveryRankCombineTask& task, int blocks, bool in_bulk, cudaStream_t stream);
 
 }  // namespace tokenyard::engine::cuda

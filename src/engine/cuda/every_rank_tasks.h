@@ -4,8 +4,7 @@
 //
 //   tokens_of      the tokens that each rank brought
 //   rows_received  its rows in the result: as many, or the most that there may be where a device says how many
-//   masks          counters of staged rows of combine, one for each origin and chunk; 0 between operations
-//   rows_sent[0]   the next share of combine's sums
+//   rows_sent      the tokens of this rank, which go to all
 #pragma once
 
 #include <array>
@@ -65,7 +64,6 @@ struct EveryRankDispatchTask {
 struct EveryRankCombineTask {
   CombineTask rows{};
   std::int64_t first_row = 0;  // of this rank's tokens among each owner's rows
-  std::int64_t most_tokens = 0;
 };
 
 }  // namespace tokenyard::engine::cuda

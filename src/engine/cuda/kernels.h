@@ -29,8 +29,10 @@ void launch_small_dispatch(const SmallDispatchTask& task, int blocks, cudaStream
 void load_small_combine();
 void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stream);
 
-void load_combine();
-void launch_combine(const CombineTask& task, int blocks, cudaStream_t stream);
+// Rows are staged and summed in bulk, or by plain loads and stores. Loading is false where the current device has only
+// these. What other ranks choose does not matter.
+[[nodiscard]] bool load_combine();
+void launch_combine(const CombineTask& task, int blocks, bool in_bulk, cudaStream_t stream);
 
 // One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
 void launch_abort_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream);
@@ -40,6 +42,8 @@ void launch_abort_combine(const Common& common, const RouteMemory& route, bool s
 void launch_await_dispatch(const Common& common, const SmallLayout& small, cudaStream_t stream);
 // Nothing of the last dispatch's rows will be read any more, and no combine says so; or nothing of the last combine's.
 void launch_release(const Common& common, bool combine, cudaStream_t stream);
+// Ends when no origin reads this rank's rows of the last combine any more.
+void launch_await_section(const Common& common, cudaStream_t stream);
 // Makes a route as new, after a round that no combine ended.
 void launch_clear(const Common& common, const RouteMemory& route, cudaStream_t stream);
 void load_notices();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small kernels of one block: what a rank tells its peers when it does not take part in an operation, or ends a round
 // without a combine.
+#include "engine/cuda/combine_rounds.cuh"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/plain_headers.cuh"
 #include "engine/cuda/routes.cuh"
@@ -86,6 +87,11 @@ __global__ void __launch_bounds__(kThreads)
   clear_route(route, common.num_ranks);
 }
 
+__global__ void __launch_bounds__(kThreads) await_section(const __grid_constant__ Common common) {
+  if (__syncthreads_or(static_cast<int>(load_relaxed_device(&common.board->failed))) != 0) return;
+  static_cast<void>(wait_for_section(common, common.board->epochs[protocol::kCombinePhase] + 1));
+}
+
 }  // namespace
 
 void load_notices() {
@@ -93,7 +99,7 @@ void load_notices() {
   for (const void* kernel :
        {reinterpret_cast<const void*>(abort_dispatch), reinterpret_cast<const void*>(abort_combine),
         reinterpret_cast<const void*>(await_dispatch), reinterpret_cast<const void*>(release),
-        reinterpret_cast<const void*>(clear)}) {
+        reinterpret_cast<const void*>(clear), reinterpret_cast<const void*>(await_section)}) {
     check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
   }
 }
@@ -116,6 +122,11 @@ void launch_abort_combine(const Common& common, const RouteMemory& route, bool s
 void launch_release(const Common& common, bool combine, cudaStream_t stream) {
   release<<<1, kThreads, 0, stream>>>(common, combine);
   check(cudaGetLastError(), "launching a release");
+}
+
+void launch_await_section(const Common& common, cudaStream_t stream) {
+  await_section<<<1, kThreads, 0, stream>>>(common);
+  check(cudaGetLastError(), "launching a wait");
 }
 
 void launch_clear(const Common& common, const RouteMemory& route, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/cuda/access_unit.h"
+#include "engine/cuda/bulk_sums.h"
 #include "engine/cuda/combine_tasks.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/payload_tasks.h"
@@ -18,7 +19,7 @@ RankMajorEngine::RankMajorEngine(const Setup& setup, fabric::Window& window)
   const DeviceScope scope(device());
   load_rank_major_dispatch();
   bulk_ = load_bulk_dispatch();
-  load_combine();
+  bulk_combines_ = load_combine();
   load_small_dispatch();
   load_small_combine();
 }
@@ -229,6 +230,7 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   combine_ = combine_task(request, fp8 ? Dtype::kF8e4m3 : setup().params.dtype, in_place(rows));
   combine_.common = common();
   combine_.route = static_cast<const RouteBuffers&>(*round.memory).view();
+  combine_.most_rows = setup().layout.shape().max_tokens;
   combine_.from_block_stride =
       rows.num_dims == 3 ? rows.strides[0] * size_of(rows.dtype) : round.tokens_per_rank * combine_.from_row_stride;
   combine_.unit = unit_of(bits_of(rows.data) | bits_of(combine_.from_row_stride) | bits_of(combine_.from_block_stride) |
@@ -239,7 +241,7 @@ Status RankMajorEngine::combine_send(const CombineRequest& request, Round& round
   if (buffers.small) combine_.small = small_;
   combine_.tokens_per_rank = static_cast<int>(round.tokens_per_rank);
   combine_.row_lines = static_cast<int>(lines_of(combine_.row_bytes));
-  if (!request.in_one_call) launch_combine_half(combine_, request.stream, request.num_sms);
+  if (!request.in_one_call) launch_combine_half(combine_, round.num_tokens, request.stream, request.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
@@ -250,11 +252,14 @@ Status RankMajorEngine::combine_receive(const CombineTarget& target, const Round
   task.route = static_cast<const RouteBuffers&>(*round.memory).view();
   const std::uint64_t all = add_target(target, task);
   task.vectors = task.small.tokens > 0 ? unit_of(all) >= 8 : in_vectors(task, all);
-  launch_combine_half(task, target.stream, target.num_sms);
+  launch_combine_half(task, round.num_tokens, target.stream, target.num_sms);
   return {.code = StatusCode::kEnqueued};
 }
 
-void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream, int num_sms) {
+void RankMajorEngine::launch_combine_half(CombineTask task,
+                                          std::int64_t num_tokens,
+                                          const Stream& stream,
+                                          int num_sms) {
   const DeviceScope scope(device());
   if (task.small.tokens > 0) {
     const int others = setup().num_ranks - 1;
@@ -267,7 +272,9 @@ void RankMajorEngine::launch_combine_half(CombineTask task, const Stream& stream
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;
   const std::int64_t staging = task.sends && task.staged ? protocol::ceil_div(rows, kWarps) : 0;
   const std::int64_t tokens = task.receives ? setup().layout.shape().max_tokens : 0;
-  launch_combine(task, blocks_for(std::max(staging, tokens), num_sms), enter(stream));
+  const int blocks = blocks_for(std::max(staging, tokens), num_sms);
+  const bool in_bulk = bulk_combines_ && combines_in_bulk(task, num_tokens, rows, blocks);
+  launch_combine(task, blocks, in_bulk, enter(stream));
 }
 
 void RankMajorEngine::release_combine(const Round& /*round*/) {

@@ -47,10 +47,11 @@ class RankMajorEngine final : public CudaEngine {
   void add_outputs(const DispatchRequest& request, const Round& round, DispatchTask& task) const;
   void launch_dispatch(const DispatchTask& task, const DispatchRequest& request);
   [[nodiscard]] bool in_place(const TensorView& expert_output) const;
-  void launch_combine_half(CombineTask task, const Stream& stream, int num_sms);
+  void launch_combine_half(CombineTask task, std::int64_t num_tokens, const Stream& stream, int num_sms);
 
   SmallLayout small_;
-  bool bulk_ = false;      // the device can send in bulk
+  bool bulk_ = false;  // the device can send in bulk
+  bool bulk_combines_ = false;
   CombineTask combine_{};  // between the halves
 };
 

@@ -45,9 +45,7 @@ __device__ void sum_pack(const CombineTask& task, const OwnersOfToken& owners, s
 
 template <class From, class To>
 __device__ void sum_token(const CombineTask& task, const OwnersOfToken& owners, std::int64_t token, Crew crew) {
-  // As many values as make 16 bytes of the wider of the two.
-  constexpr int kSize = static_cast<int>(std::max(sizeof(typename From::Bits), sizeof(typename To::Bits)));
-  constexpr int kPack = 16 / kSize;
+  constexpr int kPack = kPackOf<From, To>;
   const auto n = static_cast<int>(task.hidden);
   if (task.vectors) {
     for (int i = crew.index; i < n / kPack; i += crew.count)

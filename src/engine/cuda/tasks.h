@@ -33,8 +33,8 @@ struct alignas(16) Board {
   std::uint32_t failed = 0;                                  // not 0: a wait ran out, and all that follows ends at once
   std::uint32_t rows_released = 0;                           // of dispatch, as last told to the peers
   std::uint32_t blocks_done = 0;
-  std::uint32_t blocks_staged = 0;
   std::uint32_t blocks_counted = 0;  // whose rows for each expert are counted
+  std::uint32_t shares_taken = 0;    // of the sums of a combine; 0 between operations
   std::uint32_t initial_epoch = 0;
   std::uint64_t deadline_ns = 0;        // of one wait
   std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
@@ -98,8 +98,9 @@ struct Common {
   std::array<std::byte*, kNearRanks> near{};  // the first of the windows
   std::byte* const* windows = nullptr;        // [num_ranks]
   HostBoard* host = nullptr;
-  std::uint32_t* arrivals = nullptr;  // [max_chunks]: tokens of a chunk that are on their way; 0 between operations
-  std::uint32_t* owed = nullptr;      // [num_ranks]: combine in which this rank last owed rows to each origin
+  // Parts of chunks that are on their way; 0 between operations. [max_chunks], in combine [num_ranks, max_chunks].
+  std::uint32_t* arrivals = nullptr;
+  std::uint32_t* owed = nullptr;  // [num_ranks]: combine in which this rank last owed rows to each origin
   protocol::WindowLayout layout{};
 };
 
@@ -241,6 +242,9 @@ struct CombineTask {
   Dtype output_dtype = Dtype::kBf16;
   std::int64_t hidden = 0;
   std::int64_t row_limit = 0;  // final places: rows of the dispatch that this rank kept
+  std::int64_t most_rows = 0;  // that this rank may have for one origin
+  bool stages_rest = false;    // something comes with the rows, wherever they lie
+  bool repeats = false;        // another combine may be before this one without a dispatch between
   SmallLayout small{};
   SmallWork work{};
   int tokens_per_rank = 0;

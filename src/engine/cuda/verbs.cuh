@@ -30,6 +30,13 @@ __device__ __forceinline__ std::uint32_t add_acq_rel_device(std::uint32_t* word,
   return before;
 }
 
+// For one lane of a warp: compilers make of atomicAdd one for all lanes, and wait for it at once to share it out.
+__device__ __forceinline__ std::uint32_t add_relaxed_device(std::uint32_t* word, std::uint32_t value) {
+  std::uint32_t before = 0;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
+  return before;
+}
+
 __device__ __forceinline__ std::uint32_t load_relaxed_device(const std::uint32_t* word) {
   std::uint32_t value = 0;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
