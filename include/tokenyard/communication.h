@@ -50,6 +50,9 @@ enum class LogLevel : std::uint8_t { kDebug, kInfo };
 struct CommunicationOptions {
   EngineKind engine = EngineKind::kAutomatic;  // the same on all ranks
   int device = 0;                              // kCuda: this rank's device, as the CUDA runtime counts
+  // kCuda: windows in pinned host memory that all devices map, for devices without peer access to each other, which
+  // creation otherwise refuses. Rows then cross PCIe, a tenth of NVLink's rate at best. Equal on all ranks.
+  bool allow_mapped_host = false;
   // Every wait is bounded by this; a peer that shows signs of life gets at most twice as long.
   std::chrono::milliseconds deadline{30'000};
   // The deadline of the first operation of each phase, when peers may still be loading or compiling.
