@@ -43,7 +43,7 @@ class BulkSender {
         at_once_(Send::tokens_at_once(task)),
         first_lane_(next_lane(0)) {}
 
-  // Stages load at once only in the first warps: all of them together would take microseconds before the first was full.
+  // Only the first warps load at once: all stages together would take microseconds before the first was full.
   __device__ void run(std::uint32_t epoch, std::int64_t tokens) {
     constexpr int kEager = 3;
     const int counted = tokens_counted_at_once(tokens);

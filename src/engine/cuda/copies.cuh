@@ -62,13 +62,10 @@ struct RowsAt {
   std::int64_t stride;
 };
 
-// By one warp: those of up to 64 rows whose bit is set. Of narrow ones several at a time, for each takes a round trip to
-// memory.
-__device__ inline void copy_rows(RowsAt<std::byte> to,
-                                 RowsAt<const std::byte> from,
-                                 std::int64_t row_bytes,
-                                 int unit,
-                                 std::uint64_t rows) {
+// By one warp: those of up to 64 rows whose bit is set. Of narrow ones several at a time, for a row takes a round trip
+// to memory.
+__device__ inline void copy_rows(
+    RowsAt<std::byte> to, RowsAt<const std::byte> from, std::int64_t row_bytes, int unit, std::uint64_t rows) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto share = static_cast<int>(min(row_bytes / unit, std::int64_t{kWarp}));  // lanes of a row
   const int at_once = kWarp / share;

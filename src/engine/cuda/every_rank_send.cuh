@@ -57,6 +57,7 @@ __device__ inline void stamp_chunk_of(
 // For the sender by bulk copies. All ranks in the order of visit_ranks, so nothing is known of a token.
 struct EveryRankSend {
   using Task = EveryRankDispatchTask;
+
   struct Token {};
 
   static __device__ __forceinline__ const Common& common(const Task& task) { return task.said.common; }
