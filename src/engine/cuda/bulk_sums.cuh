@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/cuda/bulk_ring.cuh"
 #include "engine/cuda/bulk_sums.h"
 #include "engine/cuda/combine_steps.cuh"
 

@@ -23,6 +23,18 @@ struct CompactSend {
   using Task = MoveTask;
   using Token = PlacesOfBlock;
 
+  static __device__ __forceinline__ const Common& common(const Task& task) { return task.common; }
+
+  static __device__ __forceinline__ int tokens_at_once(const Task& /*task*/) { return 1; }
+
+  static __device__ __forceinline__ int num_destinations(const Task& /*task*/, const Token& route) {
+    return route.num_destinations;
+  }
+
+  static __device__ __forceinline__ int destination(const Task& /*task*/, const Token& route, int index) {
+    return route.destinations[index];
+  }
+
   static __device__ __forceinline__ void find_route(const Task& task, std::int64_t token, Token& route) {
     const InChunk at = in_chunk(task.common, token);
     const ChunkPlaces known = load_places(task.common, task.route, at.chunk, lane_index());
@@ -122,14 +134,13 @@ __device__ void show_picks(const MoveTask& task, Arrived rows) {
   }
 }
 
-__device__ void copy_rows(const MoveTask& task, Arrived rows) {
+__device__ void copy_payloads(const MoveTask& task, Arrived rows) {
   const std::byte* space = window_of(task.common, task.common.rank) + task.common.layout.payload(0);
-  for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
-    for (int index = 0; index < task.num_copied; ++index) {
-      const Copied& plane = task.copied[static_cast<unsigned>(index)];
-      copy_row(plane.data + row * plane.row_stride, space + plane.offset + row * plane.stride, plane.row_bytes,
-               plane.unit, {lane_index(), kWarp});
-    }
+  for (int index = 0; index < task.num_copied; ++index) {
+    const Copied& plane = task.copied[static_cast<unsigned>(index)];
+    copy_rows({plane.data + rows.first * plane.row_stride, plane.row_stride},
+              {space + plane.offset + rows.first * plane.stride, plane.stride}, plane.row_bytes, plane.unit,
+              ~std::uint64_t{0} >> (64 - rows.count));
   }
 }
 
@@ -151,7 +162,7 @@ __device__ void receive_chunk(const MoveTask& task, int source, int chunk, Part 
   rows.first += part.index * each;
   if (rows.count <= 0) return;
   if (task.ids.to != nullptr || task.weights.data != nullptr) show_picks(task, rows);
-  copy_rows(task, rows);
+  copy_payloads(task, rows);
 }
 
 // Rows of the result behind the last one that came.
@@ -230,10 +241,10 @@ __global__ void __launch_bounds__(kThreads) move_by_blocks(const __grid_constant
 
 // One block fills a multiprocessor: its stages do.
 __global__ void __launch_bounds__(kThreads, 1) move_in_bulk(const __grid_constant__ MoveTask task) {
-  move(task, {warp_index() - kFirstRouter, kRouters}, [&task](std::uint32_t epoch, std::int64_t tokens) {
+  move(task, receivers_beside_senders(task), [&task](std::uint32_t epoch, std::int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) std::byte ring[];  // NOLINT(modernize-avoid-c-arrays): device code
-    send_in_bulk<CompactSend>(task, epoch, tokens, ring);
+    extern __shared__ __align__(128) std::byte stages[];  // NOLINT(modernize-avoid-c-arrays): device code
+    send_in_bulk<CompactSend>(task, epoch, tokens, stages);
 #else
     send_by_blocks<CompactSend>(task, epoch, tokens);  // compiled for an older device, and run on a newer one
 #endif
@@ -247,7 +258,7 @@ void load_move() {
 }
 
 bool load_bulk_move() {
-  return make_room_for_ring(reinterpret_cast<const void*>(move_in_bulk), kRingBytes);
+  return make_room_for_ring(reinterpret_cast<const void*>(move_in_bulk), kAllStagesBytes);
 }
 
 void launch_move(const MoveTask& task, int blocks, cudaStream_t stream) {
@@ -256,7 +267,7 @@ void launch_move(const MoveTask& task, int blocks, cudaStream_t stream) {
 }
 
 void launch_bulk_move(const MoveTask& task, int blocks, cudaStream_t stream) {
-  move_in_bulk<<<blocks, kThreads, kRingBytes, stream>>>(task);
+  move_in_bulk<<<blocks, kThreads, kAllStagesBytes, stream>>>(task);
   check(cudaGetLastError(), "launching the rows of a dispatch");
 }
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engine/cuda/tasks.h"
+
 namespace tokenyard::engine::cuda {
 
 // The threads that share a row: `index` of `count`.
@@ -51,6 +53,27 @@ __device__ void move_row(const std::byte* from, std::int64_t bytes, int unit, Cr
 
 __device__ inline void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes, int unit, Crew crew) {
   move_row(from, bytes, unit, crew, [to](int i, auto value) { reinterpret_cast<decltype(value)*>(to)[i] = value; });
+}
+
+// Rows that lie `stride` apart.
+template <class Byte>
+struct RowsAt {
+  Byte* first;
+  std::int64_t stride;
+};
+
+// By one warp: those of up to 64 rows whose bit is set. Of narrow ones several at a time, for a row takes a round trip
+// to memory.
+__device__ inline void copy_rows(
+    RowsAt<std::byte> to, RowsAt<const std::byte> from, std::int64_t row_bytes, int unit, std::uint64_t rows) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto share = static_cast<int>(min(row_bytes / unit, std::int64_t{kWarp}));  // lanes of a row
+  const int at_once = kWarp / share;
+  if (lane >= at_once * share) return;
+  for (int row = lane / share; row < 64 && rows >> row != 0; row += at_once) {
+    if ((rows >> row & 1U) == 0) continue;
+    copy_row(to.first + row * to.stride, from.first + row * from.stride, row_bytes, unit, {lane % share, share});
+  }
 }
 
 }  // namespace tokenyard::engine::cuda

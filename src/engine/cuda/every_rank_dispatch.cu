@@ -4,7 +4,7 @@
 // one block exchanges headers first, and the host waits for what they say.
 #include <algorithm>
 
-#include "engine/cuda/every_rank_bulk.cuh"
+#include "engine/cuda/bulk_send.cuh"
 #include "engine/cuda/every_rank_headers.cuh"
 #include "engine/cuda/every_rank_kernels.h"
 #include "engine/cuda/every_rank_send.cuh"
@@ -73,7 +73,7 @@ __device__ std::int64_t first_row_of(const Announcement& said, int source, std::
 }
 
 // By one warp. Sizes that turn out to be other than this rank's host was told must not lead out of its tensors.
-__device__ void copy_rows(const EveryRankDispatchTask& task, std::int64_t first, std::int64_t count) {
+__device__ void copy_payloads(const EveryRankDispatchTask& task, std::int64_t first, std::int64_t count) {
   const Common& common = task.said.common;
   count = min(count, task.num_rows - first);
   if (count <= 0) return;
@@ -87,8 +87,8 @@ __device__ void copy_rows(const EveryRankDispatchTask& task, std::int64_t first,
       copy_row(to, from, count * plane.row_bytes, plane.unit, crew);
       continue;
     }
-    for (std::int64_t row = 0; row < count; ++row)
-      copy_row(to + row * plane.row_stride, from + row * plane.stride, plane.row_bytes, plane.unit, crew);
+    copy_rows({to, plane.row_stride}, {from, plane.stride}, plane.row_bytes, plane.unit,
+              ~std::uint64_t{0} >> (64 - count));
   }
 }
 
@@ -114,7 +114,7 @@ __device__ void receive_rows(const EveryRankDispatchTask& task, int source, Stre
   count = __shfl_sync(kAllLanes, count, 0);
   if (task.num_copied == 0 || count == 0) return;
   const std::int64_t base = first_row_of(task.said, source, epoch);
-  if (base >= 0) copy_rows(task, base + rows.first, count);
+  if (base >= 0) copy_payloads(task, base + rows.first, count);
 }
 
 // By the warps of all blocks, of each of which there are `warps.count`.
@@ -184,10 +184,10 @@ __global__ void __launch_bounds__(kThreads) every_rank_dispatch(const __grid_con
 
 // One block fills a multiprocessor: its stages do.
 __global__ void __launch_bounds__(kThreads, 1) every_rank_in_bulk(const __grid_constant__ EveryRankDispatchTask task) {
-  dispatch(task, {warp_index() - kFirstHelper, kHelpers}, [&task](std::uint32_t epoch, std::int64_t tokens) {
+  dispatch(task, receivers_beside_senders(task), [&task](std::uint32_t epoch, std::int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) std::byte ring[];  // NOLINT(modernize-avoid-c-arrays): device code
-    send_stretches(task, epoch, tokens, ring);
+    extern __shared__ __align__(128) std::byte stages[];  // NOLINT(modernize-avoid-c-arrays): device code
+    send_in_bulk<EveryRankSend>(task, epoch, tokens, stages);
 #else
     send_by_stores(task, epoch, tokens);  // compiled for an older device, and run on a newer one
 #endif
@@ -222,7 +222,7 @@ bool load_every_rank_dispatch() {
   check(cudaFuncGetAttributes(&attributes, learn_sizes), "loading a kernel");
   check(cudaFuncSetAttribute(every_rank_dispatch, cudaFuncAttributePreferredSharedMemoryCarveout, 0),
         "loading a kernel");
-  return make_room_for_ring(reinterpret_cast<const void*>(every_rank_in_bulk), kRingBytes);
+  return make_room_for_ring(reinterpret_cast<const void*>(every_rank_in_bulk), kAllStagesBytes);
 }
 
 void launch_learn_sizes(const Announcement& said, HostSizes* sizes, cudaStream_t stream) {
@@ -236,7 +236,7 @@ void launch_every_rank_dispatch(const EveryRankDispatchTask& task, int blocks, c
 }
 
 void launch_every_rank_in_bulk(const EveryRankDispatchTask& task, int blocks, cudaStream_t stream) {
-  every_rank_in_bulk<<<blocks, kThreads, kRingBytes, stream>>>(task);
+  every_rank_in_bulk<<<blocks, kThreads, kAllStagesBytes, stream>>>(task);
   check(cudaGetLastError(), "launching a dispatch");
 }
 

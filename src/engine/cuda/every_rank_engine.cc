@@ -31,11 +31,17 @@ std::int64_t row_bytes_of(const EveryRankDispatchTask& task) {
   return bytes;
 }
 
-// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
-bool better_in_bulk(const EveryRankDispatchTask& task, int blocks) {
-  constexpr std::int64_t kTokensPerBlock = 2;
-  return task.sends && task.said.num_tokens > kTokensPerBlock * blocks &&
-         std::any_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, moves_to_every_rank_in_bulk);
+// Tokens whose rows, lying one behind the other on both sides, fit a stage; no more than leave each block something.
+int tokens_at_once(const EveryRankDispatchTask& task, int tokens_per_chunk, int blocks) {
+  const auto dense = [](const Lane& lane) {
+    return lane.unit == 16 && lane.from_stride == lane.row_bytes && lane.stride == lane.row_bytes;
+  };
+  if (!std::all_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, dense)) return 1;
+  const std::int64_t most = std::min(kStageBytes / row_bytes_of(task), task.said.num_tokens / blocks);
+  int tokens = 1;
+  while (2 * tokens <= std::min<std::int64_t>(most, tokens_per_chunk))
+    tokens *= 2;
+  return tokens;
 }
 
 void set_sizes(Round& round) {
@@ -128,7 +134,8 @@ void EveryRankEngine::launch_dispatch(EveryRankDispatchTask& task, const Dispatc
   if (task.num_copied > 0) receiving = protocol::ceil_div(task.num_rows * bytes, kBytesPerBlock);
   // One more, which sends the headers.
   const int blocks = blocks_for(std::max(sending, receiving) + 1, request.num_sms);
-  if (bulk_ && better_in_bulk(task, blocks)) {
+  task.tokens_at_once = tokens_at_once(task, setup().layout.shape().tokens_per_chunk, blocks);
+  if (bulk_ && gains_from_bulk(task, task.said.num_tokens, blocks, task.tokens_at_once)) {
     launch_every_rank_in_bulk(task, blocks, enter(request.stream));
     return;
   }

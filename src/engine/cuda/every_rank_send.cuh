@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "engine/cuda/bulk_ring.cuh"
 #include "engine/cuda/chunks.cuh"
 #include "engine/cuda/copies.cuh"
 #include "engine/cuda/every_rank_tasks.h"
 #include "engine/cuda/routing.cuh"
+#include "engine/cuda/row_send.cuh"
 #include "engine/cuda/verbs.cuh"
 #include "engine/cuda/windows.cuh"
 
@@ -53,6 +53,50 @@ __device__ inline void stamp_chunk_of(
     store_release_system(&chunk_of(common, to, common.rank, chunk)->stamp, protocol::encode_stamp(epoch, rows));
   }
 }
+
+// For the sender by bulk copies. All ranks in the order of visit_ranks, so nothing is known of a token.
+struct EveryRankSend {
+  using Task = EveryRankDispatchTask;
+
+  struct Token {};
+
+  static __device__ __forceinline__ const Common& common(const Task& task) { return task.said.common; }
+
+  static __device__ __forceinline__ int tokens_at_once(const Task& task) { return task.tokens_at_once; }
+
+  static __device__ __forceinline__ void find_route(const Task& /*task*/, std::int64_t /*token*/, Token& /*route*/) {}
+
+  static __device__ __forceinline__ int num_destinations(const Task& task, const Token& /*route*/) {
+    return common(task).num_ranks;
+  }
+
+  static __device__ __forceinline__ int destination(const Task& task, const Token& /*route*/, int index) {
+    const int rank = common(task).rank + 1 + index;
+    return rank < common(task).num_ranks ? rank : rank - common(task).num_ranks;
+  }
+
+  static __device__ __forceinline__ std::int64_t base(const Task& task, const Lane& lane, std::int64_t token) {
+    return place_of(task, lane, token);
+  }
+
+  static __device__ __forceinline__ std::int64_t place(std::int64_t base,
+                                                       const Lane& /*lane*/,
+                                                       const Token& /*route*/,
+                                                       int /*destination*/) {
+    return base;
+  }
+
+  static __device__ __forceinline__ void send_rest(const Task& /*task*/,
+                                                   std::int64_t /*token*/,
+                                                   const Token& /*route*/,
+                                                   Crew /*crew*/) {}
+
+  static __device__ __forceinline__ void stamp(const Task& task, int chunk, std::uint32_t epoch, std::int64_t tokens) {
+    stamp_chunk_of(common(task), chunk, epoch, tokens_of_chunk(common(task), chunk, tokens), {lane_index(), kWarp});
+  }
+
+  static __device__ __forceinline__ void stamp_nothing(const Task& /*task*/, std::uint32_t /*epoch*/) {}
+};
 
 // By all threads of all blocks: a block a slice of a token.
 __device__ inline void send_by_stores(const EveryRankDispatchTask& task, std::uint32_t epoch, std::int64_t tokens) {

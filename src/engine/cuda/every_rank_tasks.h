@@ -16,16 +16,6 @@ namespace tokenyard::engine::cuda {
 
 inline constexpr std::int64_t kNoSizes = -1;  // what must agree when no sizes were given
 
-// Rows that lie one behind the other on both sides.
-TOKENYARD_HD constexpr bool is_dense(const Lane& lane) {
-  return lane.from_stride == lane.row_bytes && lane.stride == lane.row_bytes;
-}
-
-// Whether bulk copies take the lane: of dense rows any number is one copy.
-TOKENYARD_HD constexpr bool moves_to_every_rank_in_bulk(const Lane& lane) {
-  return (lane.unit == 16 && is_dense(lane)) || moves_in_bulk(lane);
-}
-
 // In pinned host memory: what the ranks' headers said, for a host that was not told their sizes.
 enum class SizesState : std::uint32_t { kUnknown, kKnown, kGivenUp };
 
@@ -54,6 +44,7 @@ struct EveryRankDispatchTask {
   std::int64_t num_rows = 0;     // of the result
   std::int64_t most_tokens = 0;  // of any rank
   int slices = 1;                // of a row, each moved by a block of its own
+  int tokens_at_once = 1;        // in bulk: whose rows are one copy; it divides a chunk
   bool announces = true;         // the header goes out with this launch; otherwise it did before
   bool verifies = true;          // headers have yet to be compared
   bool sends = true;

@@ -93,15 +93,12 @@ __device__ void show_ids(const DispatchTask& task, int source, std::int64_t firs
   }
 }
 
-__device__ void copy_rows(const DispatchTask& task, int source, std::int64_t first, std::uint64_t mask) {
+__device__ void copy_payloads(const DispatchTask& task, int source, std::int64_t first, std::uint64_t mask) {
   const std::byte* space = window_of(task.common, task.common.rank) + task.common.layout.payload(source);
-  for (; mask != 0; mask &= mask - 1) {
-    const std::int64_t token = first + __ffsll(static_cast<long long>(mask)) - 1;
-    for (int index = 0; index < task.num_copied; ++index) {
-      const Copied& plane = task.copied[static_cast<unsigned>(index)];
-      copy_row(plane.data + source * plane.block_stride + token * plane.row_stride,
-               space + plane.offset + token * plane.stride, plane.row_bytes, plane.unit, {lane_index(), kWarp});
-    }
+  for (int index = 0; index < task.num_copied; ++index) {
+    const Copied& plane = task.copied[static_cast<unsigned>(index)];
+    copy_rows({plane.data + source * plane.block_stride + first * plane.row_stride, plane.row_stride},
+              {space + plane.offset + first * plane.stride, plane.stride}, plane.row_bytes, plane.unit, mask);
   }
 }
 
@@ -128,7 +125,7 @@ __device__ void receive_chunk(const DispatchTask& task, int source, int chunk, s
   }
   const auto count = static_cast<int>(min(static_cast<std::int64_t>(size), task.rows_per_block - first));
   if (task.ids.to != nullptr) show_ids(task, source, first, count, mask);
-  copy_rows(task, source, first, mask);
+  copy_payloads(task, source, first, mask);
 }
 
 // By the warps of all blocks, of each of which there are `warps.count`.
@@ -197,10 +194,10 @@ __global__ void __launch_bounds__(kThreads) rank_major_dispatch(const __grid_con
 
 // One block fills a multiprocessor: its stages do.
 __global__ void __launch_bounds__(kThreads, 1) bulk_dispatch(const __grid_constant__ DispatchTask task) {
-  dispatch(task, {warp_index() - kFirstRouter, kRouters}, [&task](std::uint32_t epoch, std::int64_t tokens) {
+  dispatch(task, receivers_beside_senders(task), [&task](std::uint32_t epoch, std::int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) std::byte ring[];  // NOLINT(modernize-avoid-c-arrays): device code
-    send_in_bulk<RankMajorSend>(task, epoch, tokens, ring);
+    extern __shared__ __align__(128) std::byte stages[];  // NOLINT(modernize-avoid-c-arrays): device code
+    send_in_bulk<RankMajorSend>(task, epoch, tokens, stages);
 #else
     send_by_blocks<RankMajorSend>(task, epoch, tokens);  // compiled for an older device, and run on a newer one
 #endif
@@ -215,11 +212,11 @@ void load_rank_major_dispatch() {
 }
 
 bool load_bulk_dispatch() {
-  return make_room_for_ring(reinterpret_cast<const void*>(bulk_dispatch), kRingBytes);
+  return make_room_for_ring(reinterpret_cast<const void*>(bulk_dispatch), kAllStagesBytes);
 }
 
 void launch_bulk_dispatch(const DispatchTask& task, int blocks, cudaStream_t stream) {
-  bulk_dispatch<<<blocks, kThreads, kRingBytes, stream>>>(task);
+  bulk_dispatch<<<blocks, kThreads, kAllStagesBytes, stream>>>(task);
   check(cudaGetLastError(), "launching a dispatch");
 }
 

@@ -54,9 +54,10 @@ __device__ inline void send_ids(const DispatchTask& task, std::int64_t token, co
   const Common& common = task.common;
   const int top_k = task.ids.top_k;
   const std::int64_t place = common.layout.payload(common.rank) + task.ids.offset + token * task.ids.stride;
-  for (int i = crew.index; i < shared.num_destinations * top_k; i += crew.count) {
-    std::byte* window = window_of(common, shared.destinations[i / top_k]);
-    reinterpret_cast<std::int32_t*>(window + place)[i % top_k] = shared.wire_ids[i % top_k];
+  for (int d = 0; d < shared.num_destinations; ++d) {
+    auto* to = reinterpret_cast<std::int32_t*>(window_of(common, shared.destinations[d]) + place);
+    for (int slot = crew.index; slot < top_k; slot += crew.count)
+      to[slot] = shared.wire_ids[slot];
   }
 }
 
@@ -100,6 +101,7 @@ __device__ inline void stamp_chunk(const DispatchTask& task, int chunk, std::uin
     }
     if (lane >= ranks) continue;
     const int to = w * kWordBits + lane;
+    if (mask != 0) atomicAdd(task.route.rows_sent + to, static_cast<std::uint32_t>(__popcll(mask)));
     if (chunk == 0) {
       stamp_header(task, to, epoch, tokens, mask);
     } else {
@@ -114,6 +116,18 @@ __device__ inline void stamp_chunk(const DispatchTask& task, int chunk, std::uin
 struct RankMajorSend {
   using Task = DispatchTask;
   using Token = TokenOfBlock;
+
+  static __device__ __forceinline__ const Common& common(const Task& task) { return task.common; }
+
+  static __device__ __forceinline__ int tokens_at_once(const Task& /*task*/) { return 1; }
+
+  static __device__ __forceinline__ int num_destinations(const Task& /*task*/, const Token& route) {
+    return route.num_destinations;
+  }
+
+  static __device__ __forceinline__ int destination(const Task& /*task*/, const Token& route, int index) {
+    return route.destinations[index];
+  }
 
   static __device__ __forceinline__ void find_route(const Task& task, std::int64_t token, Token& route) {
     route_token(task.common, task.route, task.ids, token, route);

@@ -53,28 +53,41 @@ __device__ void list_destinations(int words, TokenOfBlock& shared, const Visit& 
   }
 }
 
-// The wire ids of a token and the distinct ranks that own them, ascending; both in the block's shared memory.
+// The wire ids of a token and the distinct ranks that own them, ascending; by one warp.
 __device__ inline void route_token(
     const Common& common, const RouteMemory& route, const Ids& ids, std::int64_t token, TokenOfBlock& shared) {
+  constexpr int kSlots = kMaxTopK / kWarp;  // of a lane
   const std::byte* row = ids.from + token * ids.from_stride;
-  for (int i = lane_index(); i < route.words; i += kWarp)
-    shared.words[i] = 0;
-  __syncwarp();
-  for (int slot = lane_index(); slot < ids.top_k; slot += kWarp) {
+  int owners[kSlots];
+#pragma unroll
+  for (int k = 0; k < kSlots; ++k) {
+    const int slot = lane_index() + k * kWarp;
+    owners[k] = -1;
+    if (slot >= ids.top_k) continue;
     const std::int64_t id = ids.from_i64 ? reinterpret_cast<const std::int64_t*>(row)[slot]
                                          : std::int64_t{reinterpret_cast<const std::int32_t*>(row)[slot]};
     const bool expert = id >= 0 && id < ids.num_experts && id != ids.invalid_id;
     shared.wire_ids[slot] = expert ? static_cast<std::int32_t>(id) : -1;
     if (expert) {
-      const int owner = protocol::owner_of(ids.num_experts, common.num_ranks, static_cast<int>(id));
-      atomicOr(&shared.words[owner / kWordBits], 1U << (owner % kWordBits));
+      owners[k] = protocol::owner_of(ids.num_experts, common.num_ranks, static_cast<int>(id));
     } else if (id != -1 && id != ids.invalid_id) {
       atomicAdd(reinterpret_cast<unsigned long long*>(&common.board->invalid_ids), 1ULL);
     }
   }
-  __syncwarp();
-  if (lane_index() < route.words) route.ranks_of_token[token * route.words + lane_index()] = shared.words[lane_index()];
-  list_destinations(route.words, shared, [&route](int rank) { atomicAdd(route.rows_sent + rank, 1U); });
+  int count = 0;
+  for (int w = 0; w < route.words; ++w) {
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (const int owner : owners)
+      bits |= owner >= 0 && owner / kWordBits == w ? 1U << (owner % kWordBits) : 0U;
+    const std::uint32_t word = __reduce_or_sync(kAllLanes, bits);
+    const int lane = lane_index();
+    if (lane == 0) route.ranks_of_token[token * route.words + w] = word;
+    if ((word >> lane & 1U) != 0)
+      shared.destinations[count + __popc(word & ((1U << lane) - 1U))] = w * kWordBits + lane;
+    count += __popc(word);
+  }
+  if (lane_index() == 0) shared.num_destinations = count;
 }
 
 __device__ __forceinline__ void store_id(std::byte* row, int slot, bool i64, std::int64_t id) {

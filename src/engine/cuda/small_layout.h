@@ -27,10 +27,10 @@ inline constexpr std::int64_t kDataLineBytes = 128;
 inline constexpr int kLineThreads = 8;  // that store or load a line, 16 bytes each
 inline constexpr int kLineWords = 15;   // of 8 bytes, besides the flag
 inline constexpr std::int64_t kLineData = std::int64_t{8} * kLineWords;
-inline constexpr int kSmallLanes = 6;   // payloads of a small round besides the ids, at most
-inline constexpr int kSmallTopK = 32;   // a pick for each lane of a warp
-inline constexpr int kSmallRanks = 32;  // in one word
-inline constexpr std::int64_t kSmallTokens = 512;
+inline constexpr int kSmallLanes = 6;              // payloads of a small round besides the ids, at most
+inline constexpr int kSmallTopK = 32;              // a pick for each lane of a warp
+inline constexpr int kSmallRanks = 32;             // in one word
+inline constexpr std::int64_t kSmallTokens = 448;  // with more, bulk copies are faster
 inline constexpr std::int64_t kSmallBytes = std::int64_t{64} << 20;  // of a window, at most
 inline constexpr std::int64_t kSignBytes = 16;
 

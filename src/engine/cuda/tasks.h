@@ -114,19 +114,20 @@ struct Lane {
   int unit = 1;  // bytes of one access: divides all of the above
 };
 
-// Rows that bulk copies take, and that are long enough to gain from them.
-TOKENYARD_HD constexpr bool moves_in_bulk(const Lane& lane) {
+inline constexpr int kStageBytes = 16 << 10;  // of shared memory, which bulk copies go through
+
+// Rows that bulk copies take, so many at once, and that are long enough to gain from them.
+TOKENYARD_HD constexpr bool moves_in_bulk(const Lane& lane, int at_once = 1) {
   constexpr std::int64_t kLeastBytes = 512;
-  return lane.unit == 16 && lane.row_bytes >= kLeastBytes;
+  return lane.unit == 16 && at_once * lane.row_bytes >= kLeastBytes;
 }
 
-// From here on a block sends more tokens than it takes to fill a pipeline. What other ranks choose does not matter.
+// A block sends several tokens at once then. What other ranks choose does not matter.
 template <class Task>
-bool gains_from_bulk(const Task& task, std::int64_t num_tokens, int blocks) {
-  constexpr std::int64_t kTokensPerBlock = 2;
-  if (!task.sends || num_tokens <= kTokensPerBlock * blocks) return false;
+bool gains_from_bulk(const Task& task, std::int64_t num_tokens, int blocks, int at_once = 1) {
+  if (!task.sends || num_tokens <= blocks) return false;
   for (int i = 0; i < task.num_lanes; ++i) {
-    if (moves_in_bulk(task.lanes[static_cast<unsigned>(i)])) return true;
+    if (moves_in_bulk(task.lanes[static_cast<unsigned>(i)], at_once)) return true;
   }
   return false;
 }

@@ -168,4 +168,10 @@ __device__ __forceinline__ void wait_bulk_stores() {
   asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
+// The same, until they have been read: shared memory may be filled again.
+template <int Pending>
+__device__ __forceinline__ void wait_bulk_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
+}
+
 }  // namespace tokenyard::engine::cuda

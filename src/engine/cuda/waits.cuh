@@ -70,6 +70,20 @@ __device__ bool wait_unless(const Common& common,
   }
 }
 
+// Waits until the phase of this parity has ended. Nobody but GPUs' memory is waited for. One that does not answer is no
+// case for a deadline of its own: the wait ends when another one of this rank has run out, and long after the load should
+// have come, because stages must not be left while loads are on their way to them.
+__device__ inline bool wait_for_bytes(const Common& common, std::uint64_t* counter, unsigned parity) {
+  constexpr int kTriesPerLook = 1 << 14;
+  while (true) {
+#pragma unroll 1
+    for (int i = 0; i < kTriesPerLook; ++i) {
+      if (bytes_arrived(counter, parity)) return true;
+    }
+    if (load_relaxed_device(&common.board->failed) != 0) return false;
+  }
+}
+
 // `stop`: a word of this rank that ends the wait when it is not 0.
 template <class Ready>
 __device__ bool wait_until(const Common& common,
