@@ -120,26 +120,26 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   return task;
 }
 
-// Few rows are sliced, so that more multiprocessors share them. A thread has one line where blocks have room for that;
-// two where launches do not overlap and one would take many threads, which all begin at once then.
+// Few rows are sliced, so that more multiprocessors share them. A thread has one line as long as that takes few
+// threads, else two: 16 warps of one line each were at times slower by a half.
 SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, int num_sms) const {
   constexpr int kLeastThreads = 128;
+  constexpr int kFewThreads = 256;
   constexpr unsigned kMostSlices = 8;
   SmallWork work;
   const auto fit = [&](std::int64_t slices) { return slices * rows <= blocks_for(slices * rows, num_sms); };
   while (work.slices < kMostSlices && fit(std::int64_t{2} * work.slices))
     work.slices = 1U << ++work.slices_log2;
   const auto lines_of_slice = protocol::ceil_div(lines, std::int64_t{work.slices});
-  work.overlaps = may_overlap(num_sms);
   work.threads = kLeastThreads;
-  const auto has_room = [&](int threads, int lines_each) {
-    return threads / kLineThreads * lines_each >= lines_of_slice;
-  };
-  while (work.threads < kThreads && !has_room(work.threads, 1))
+  while (work.threads < kThreads) {
+    const int lines_each = work.threads < kFewThreads ? 1 : 2;
+    if (work.threads / kLineThreads * lines_each >= lines_of_slice) break;
     work.threads *= 2;
-  if (work.threads == kThreads && !work.overlaps && has_room(kThreads / 2, 2)) work.threads /= 2;
+  }
   work.step = work.slices * static_cast<unsigned>(work.threads / kLineThreads);
   work.peers = protocol::Divisor(std::max(peers, 1));
+  work.overlaps = may_overlap(num_sms);
   return work;
 }
 
