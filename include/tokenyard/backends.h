@@ -123,10 +123,10 @@ struct OneSidedConfig {
 // On GPUs each communication has queues of its own, and nobody takes turns: when an operation runs is up to streams and
 // graphs there.
 struct TwoSidedConfig {
-  // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB, or four rows where these
-  // are more. A communication shares the group's queues when they hold as much and every rank still has them;
-  // otherwise all ranks make new ones, for it and those to come. So make the one with the largest queues first.
-  // GPUs move large rows several times faster through queues of a few MiB.
+  // Bytes of the queue from one rank to another in each phase, at least two rows. 0: 256 KiB on the host and 4 MiB on
+  // GPUs, or four rows where these are more. A communication shares the group's queues when they hold as much and every
+  // rank still has them; otherwise all ranks make new ones, for it and those to come. So make the one with the largest
+  // queues first.
   std::int64_t queue_bytes_per_peer = 0;
 };
 
@@ -165,9 +165,10 @@ struct BackendInfo {
 // Whether the backend works on this machine. No collective work.
 [[nodiscard]] Support probe(const BackendInfo& backend);
 
-// The one capacity function: bytes of the window that each rank provides. `two_sided`: with the queues, which all
-// communications of a group have once, or on GPUs each. Throws as `validate` does, and kInvalidArgument for sizes
-// beyond kMaxTensorBytes and where a byte budget is too small for any call.
+// The one capacity function: bytes of the window that each rank provides, in host memory; `Communication::window_bytes`
+// says it of a GPU's. `two_sided`: with the queues, which all communications of a group have once, or on GPUs each.
+// Throws as `validate` does, and kInvalidArgument for sizes beyond kMaxTensorBytes and where a byte budget is too small
+// for any call.
 [[nodiscard]] std::int64_t window_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);
 // Bytes of the largest dispatch output (all payloads) of one rank.
 [[nodiscard]] std::int64_t output_bytes(const MoeParams& params, const BackendConfig& config, int num_ranks);

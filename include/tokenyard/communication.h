@@ -50,6 +50,9 @@ enum class LogLevel : std::uint8_t { kDebug, kInfo };
 struct CommunicationOptions {
   EngineKind engine = EngineKind::kAutomatic;  // the same on all ranks
   int device = 0;                              // kCuda: this rank's device, as the CUDA runtime counts
+  // kCuda: windows in pinned host memory that all devices map, for devices without peer access to each other, which
+  // creation otherwise refuses. Rows then cross PCIe, a tenth of NVLink's rate at best. Equal on all ranks.
+  bool allow_mapped_host = false;
   // Every wait is bounded by this; a peer that shows signs of life gets at most twice as long.
   std::chrono::milliseconds deadline{30'000};
   // The deadline of the first operation of each phase, when peers may still be loading or compiling.
@@ -108,7 +111,7 @@ class RouteQuery final {
   communication::Core* core_;
 };
 
-// The share of the machine that a backend may use.
+// The share of a GPU that operations use which say no num_sms of their own.
 class SmBudget final {
  public:
   // Sets min(n, the cap given at creation); may rise again. Throws kInvalidArgument for n < 1.
@@ -116,7 +119,7 @@ class SmBudget final {
 
   [[nodiscard]] int num_sms() const { return num_sms_; }
 
-  // Blocks of the GPU that an operation uses at most; the host engine uses none.
+  // Blocks of the GPU that such an operation uses at most; the host engine uses none.
   [[nodiscard]] int max_sms_used() const { return num_sms_ < most_ ? num_sms_ : most_; }
 
  private:

@@ -73,7 +73,7 @@ struct DispatchOptions {
   // MoeParams::num_experts, or the replayed handle's. Otherwise 0 or MoeParams::num_experts.
   int num_experts = 0;
   int expert_alignment = 1;                 // high_throughput: RowCounts::aligned_rows_per_expert are multiples of it
-  int num_sms = 0;                          // 0: the library chooses; the host engine has none to spend
+  int num_sms = 0;                          // 0: SmBudget's where there is one, else all; none on the host engine
   DispatchCast cast = DispatchCast::kNone;  // low_latency; equal on all ranks
   // low_latency: running statistics of the caller, added to by each dispatch. [num_local_experts] i32: routes to each
   // expert (a token that chose it twice counts twice). [num_ranks] i64: nanoseconds waited for each source, on

@@ -26,6 +26,8 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   command.add_option("--num-devices", options.num_devices, "cuda: the first N devices; default: all")
       ->check(CLI::PositiveNumber)
       ->excludes(list);
+  command.add_flag("--mapped-host", options.mapped_host,
+                   "cuda: windows in pinned host memory, for devices without peer access to each other");
 }
 
 std::string describe_devices(const EngineChoice& choice) {
@@ -34,10 +36,14 @@ std::string describe_devices(const EngineChoice& choice) {
 }
 
 EngineChoice choose_engine(const EngineOptions& options) {
-  EngineChoice choice{.kind = options.kind, .devices = options.devices, .device_name = {}, .num_sms = 0};
+  EngineChoice choice{.kind = options.kind,
+                      .devices = options.devices,
+                      .device_name = {},
+                      .num_sms = 0,
+                      .mapped_host = options.mapped_host};
   if (choice.on_host()) {
-    if (options.devices.empty() && options.num_devices == 0) return choice;
-    throw Error(ErrorCode::kInvalidArgument, "--device and --num-devices are for --engine cuda");
+    if (options.devices.empty() && options.num_devices == 0 && !options.mapped_host) return choice;
+    throw Error(ErrorCode::kInvalidArgument, "--device, --num-devices and --mapped-host are for --engine cuda");
   }
   const CudaDevices there = cuda_devices();
   const auto count = static_cast<int>(there.names.size());

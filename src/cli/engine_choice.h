@@ -19,9 +19,10 @@ struct EngineOptions {
   EngineKind kind = EngineKind::kHost;
   std::vector<int> devices;  // empty: the first `num_devices`
   int num_devices = 0;       // 0: all
+  bool mapped_host = false;
 };
 
-// --engine, --device, --num-devices
+// --engine, --device, --num-devices, --mapped-host
 void add_engine_options(CLI::App& command, EngineOptions& options);
 
 struct EngineChoice {
@@ -29,6 +30,7 @@ struct EngineChoice {
   std::vector<int> devices;  // as the CUDA runtime counts; empty for the host
   std::string device_name;   // of the first device
   int num_sms = 0;           // multiprocessors of the machine's device that has fewest; 0 for the host
+  bool mapped_host = false;  // CommunicationOptions::allow_mapped_host
 
   [[nodiscard]] bool on_host() const { return kind == EngineKind::kHost; }
 

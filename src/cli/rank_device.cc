@@ -57,7 +57,7 @@ class HostRankDevice final : public RankDevice {
 
 std::unique_ptr<RankDevice> make_rank_device(const EngineChoice& choice, int rank) {
   if (choice.on_host()) return std::make_unique<HostRankDevice>();
-  return make_cuda_rank_device(choice.device_of(rank));
+  return make_cuda_rank_device(choice.device_of(rank), choice.mapped_host);
 }
 
 }  // namespace tokenyard::cli

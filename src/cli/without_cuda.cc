@@ -20,7 +20,7 @@ CudaDevices cuda_devices() {
   refuse();
 }
 
-std::unique_ptr<RankDevice> make_cuda_rank_device(int /*device*/) {
+std::unique_ptr<RankDevice> make_cuda_rank_device(int /*device*/, bool /*mapped_host*/) {
   refuse();
 }
 

@@ -21,9 +21,10 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 struct Plan {
   protocol::RoundSpec spec{};
   protocol::WindowShape shape{};
-  int max_num_sms = 0;           // cap of SmBudget; 0: the backend has no such interface
-  bool one_host = false;         // ranks on other hosts are refused
-  bool stats_cover_all = false;  // statistics have exactly WindowShape::stats_entries, or are not given
+  std::int64_t gpu_queue_bytes = 0;  // of the shape's queues where windows are in a GPU's memory; 0: as on the host
+  int max_num_sms = 0;               // cap of SmBudget; 0: the backend has no such interface
+  bool one_host = false;             // ranks on other hosts are refused
+  bool stats_cover_all = false;      // statistics have exactly WindowShape::stats_entries, or are not given
 };
 
 struct Backend {

@@ -52,7 +52,10 @@ class Core {
     return (window_ == nullptr ? 0 : window_->bytes()) + (queues_ == nullptr ? 0 : queues_->layout().bytes());
   }
 
-  [[nodiscard]] int max_sms() const { return engine_ == nullptr ? 0 : engine_->max_blocks(); }
+  [[nodiscard]] int max_sms() const {
+    if (engine_ == nullptr) return 0;
+    return sm_budget_ ? sm_budget_->max_sms_used() : engine_->max_blocks();
+  }
 
   [[nodiscard]] bool captured() const { return engine_ != nullptr && engine_->recorded(); }
 
@@ -132,6 +135,12 @@ class Core {
   [[nodiscard]] Route* held_by(const Handle& handle) const;
   void free_route(Route& route);
   void release_views(Route& route);
+
+  // What an operation may use that was asked for `given`.
+  [[nodiscard]] int num_sms_of(int given) const {
+    return given != 0 || !sm_budget_ ? given : sm_budget_->max_sms_used();
+  }
+
   [[nodiscard]] bool in_flight(const Route& route) const;
   [[nodiscard]] int free_buffer() const;
   void end_round(Route& route, RouteState state);

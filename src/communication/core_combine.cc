@@ -84,7 +84,7 @@ engine::CombineRequest Core::prepare_combine_half(const Handle& handle,
   route.combine_width = request.expert_output.shape[static_cast<std::size_t>(request.expert_output.num_dims - 1)];
   route.target = prepare_target(limits_, input, options, route);
   route.target.in_one_call = output != nullptr;
-  route.target.num_sms = options.num_sms;
+  route.target.num_sms = num_sms_of(options.num_sms);
   route.target.stream = options.stream;
   if (output != nullptr) {
     check_output(limits_, *output, route);
@@ -113,7 +113,7 @@ Status Core::combine_send(Handle& handle,
   request.reads_views = reads_views && route.views_open;
   request.ends_views = !reads_views && std::exchange(route.views_open, false);
   request.in_one_call = output != nullptr && route.num_parts == 0;
-  request.num_sms = options.num_sms;
+  request.num_sms = num_sms_of(options.num_sms);
   request.stream = options.stream;
   Status status;
   if (route.num_parts == 0) {

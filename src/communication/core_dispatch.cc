@@ -67,7 +67,7 @@ Status Core::dispatch_send(const DispatchInput& input,
   announcing_misuse(
       options.stream, [&] { prepare(input, options, route); }, [&] { engine_->abort_dispatch(); });
   route.request.in_one_call = in_one_call;
-  route.request.num_sms = options.num_sms;
+  route.request.num_sms = num_sms_of(options.num_sms);
   route.request.stream = options.stream;
   Status status;
   try {

@@ -57,7 +57,8 @@ std::string Core::agreed_text() {
   plan_window();
   Fields fields{{"backend", std::string(info().name)},
                 {"engine", std::string(engine::find_engine(options_.engine).name)},
-                {"initial_epoch", std::to_string(options_.initial_epoch)}};
+                {"initial_epoch", std::to_string(options_.initial_epoch)},
+                {"allow_mapped_host", std::to_string(static_cast<int>(options_.allow_mapped_host))}};
   for (const Fields& more : {fields_of(params()), limits_.backend->fields(config_)}) {
     fields.insert(fields.end(), more.begin(), more.end());
   }
@@ -118,6 +119,10 @@ std::vector<std::string> Core::require_agreement() {
 void Core::plan_window() {
   if (!sub_rounds_) {
     limits_.plan = plan_checked(*limits_.backend, params(), config_, limits_.num_ranks);
+    const bool on_gpu = engine::find_engine(options_.engine).memory == DeviceKind::kCuda;
+    if (on_gpu && limits_.plan.gpu_queue_bytes > 0) limits_.plan.shape.queue_bytes = limits_.plan.gpu_queue_bytes;
+    // A GPU's line crosses PCIe as two or more parts, each of which the other may see alone.
+    limits_.plan.shape.whole_lines = !options_.allow_mapped_host;
     return;
   }
   limits_.plan = plan_of_budget(*limits_.backend, sub_rounds_->budget(), limits_.num_ranks);
@@ -156,6 +161,7 @@ void Core::build() {
   log(LogLevel::kInfo, std::string(info().name) + ": rank " + std::to_string(limits_.rank) + " of " +
                            std::to_string(limits_.num_ranks) + ", " + rows + ", window " +
                            std::to_string(layout_.bytes()) + " bytes" +
+                           (options_.allow_mapped_host ? " in mapped host memory" : "") +
                            (queues_ == nullptr ? ""
                                                : ", queues " + std::to_string(queues_->layout().bytes()) + " bytes" +
                                                      (queue_agreement_.share ? " shared" : "")));
@@ -185,13 +191,16 @@ void Core::make_window() {
     const engine::EngineInfo& engine = engine::find_engine(options_.engine);
     const fabric::FabricInfo& fabric = fabric::find_fabric(engine.memory);
     window_ = fabric.allocate({.bytes = layout_.bytes() + engine.extra_window_bytes(limits_.params, layout_),
-                               .device = {engine.memory, options_.device}});
+                               .device = {engine.memory, options_.device},
+                               .allow_mapped_host = options_.allow_mapped_host});
     limits_.device = window_->device();
     contract_ = info().contract;
     if (limits_.device.kind == DeviceKind::kCuda && contract_.capturable) contract_.counts_on = CountsOn::kDevice;
     contract_.takes_turns = shares_queues();
     if (makes_queues) {
-      queue_window = fabric.allocate({.bytes = queue_layout.bytes(), .device = {engine.memory, options_.device}});
+      queue_window = fabric.allocate({.bytes = queue_layout.bytes(),
+                                      .device = {engine.memory, options_.device},
+                                      .allow_mapped_host = options_.allow_mapped_host});
     }
   });
   if (makes_queues) all_or_none([&] { queue_window->connect(group_, deadline); });

@@ -57,6 +57,8 @@ struct WindowShape {
   // Bytes of the whole window, whatever the rows need; 0: as many as they need. Sections then start at offsets that do
   // not depend on the rows: control, and of the rest one half for received rows, the other for rows of combine.
   std::int64_t budget_bytes = 0;
+  // Whether 128 bytes that a GPU stores by one instruction are seen whole or not at all by another.
+  bool whole_lines = true;
 };
 
 TOKENYARD_HD constexpr int slot_of(std::uint32_t epoch, int depth) {

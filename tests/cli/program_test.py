@@ -209,7 +209,7 @@ class Cuda(unittest.TestCase):
             self.assertIn(self.NO_DEVICE if self.built else self.NO_BUILD, result.stderr)
 
     def test_devices_are_for_cuda(self):
-        for wrong in (("run", "--device", 0), ("run", "--num-devices", 1), ("bench", "--device", 0),
+        for wrong in (("run", "--device", 0), ("run", "--num-devices", 1), ("run", "--mapped-host"), ("bench", "--device", 0),
                       ("bench", "--graph"), ("bench", "--eager"), ("bench", "--num-sms", 4)):
             result = run(*wrong)
             self.assertEqual(result.returncode, 1)

@@ -26,7 +26,7 @@ namespace {
 using engine::host::TestHooks;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSeeds = 20;  // a sanitizer looks at accesses, which few orders show
+constexpr int kSeeds = 10;  // a sanitizer looks at accesses, which few orders show
 #else
 constexpr int kSeeds = 300;
 #endif

@@ -14,12 +14,15 @@ namespace {
 
 constexpr int kExpertsMultiple = 4;
 constexpr std::int64_t kDefaultQueueBytes = 256 << 10;
+// An entry of a GPU's queue takes microseconds from its row to the room that it gives back, so a queue's size bounds
+// the rate; that of the host would use a twentieth of the link (docs/design/0005-cuda-engine.md).
+constexpr std::int64_t kDefaultGpuQueueBytes = 4 << 20;
 constexpr std::int64_t kDefaultEntries = 4;  // of rows so large that the default bytes hold fewer
 
-std::int64_t queue_bytes(const protocol::WindowShape& shape, std::int64_t wanted) {
+std::int64_t queue_bytes(const protocol::WindowShape& shape, std::int64_t wanted, std::int64_t by_default) {
   const std::int64_t row = std::max(shape.row_capacity, shape.combine_row_bytes);
   const std::int64_t entry = protocol::queue_entry_bytes(protocol::kQueueEntryHeader + row);
-  if (wanted == 0) return std::max(kDefaultQueueBytes, kDefaultEntries * entry);
+  if (wanted == 0) return std::max(by_default, kDefaultEntries * entry);
   if (wanted >= 2 * entry) return wanted;
   throw Error(ErrorCode::kInvalidArgument, "TwoSidedConfig::queue_bytes_per_peer is " + std::to_string(wanted) +
                                                "; it must be 0 for the default, or at least " +
@@ -39,7 +42,9 @@ communication::Plan plan(const MoeParams& params, const BackendConfig& config, i
   plan.shape = communication::base_shape(params, plan.spec.placement, num_ranks);
   plan.shape.stats_entries = params.num_experts;
   plan.stats_cover_all = true;
-  plan.shape.queue_bytes = queue_bytes(plan.shape, std::get<TwoSidedConfig>(config).queue_bytes_per_peer);
+  const std::int64_t wanted = std::get<TwoSidedConfig>(config).queue_bytes_per_peer;
+  plan.shape.queue_bytes = queue_bytes(plan.shape, wanted, kDefaultQueueBytes);
+  plan.gpu_queue_bytes = queue_bytes(plan.shape, wanted, kDefaultGpuQueueBytes);
   return plan;
 }
 

@@ -40,7 +40,8 @@ int made_current(int device) {
 
 class CudaRankDevice final : public RankDevice {
  public:
-  explicit CudaRankDevice(int device) : device_(made_current(device)), stream_(make_stream()) {}
+  CudaRankDevice(int device, bool mapped_host)
+      : device_(made_current(device)), mapped_host_(mapped_host), stream_(make_stream()) {}
 
   ~CudaRankDevice() override { static_cast<void>(cudaStreamSynchronize(stream_.get())); }
 
@@ -53,6 +54,7 @@ class CudaRankDevice final : public RankDevice {
     CommunicationOptions options = round_options(num_threads);
     options.engine = EngineKind::kCuda;
     options.device = device_;
+    options.allow_mapped_host = mapped_host_;
     return options;
   }
 
@@ -162,6 +164,7 @@ class CudaRankDevice final : public RankDevice {
   void synchronize() { require(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
 
   int device_;
+  bool mapped_host_;
   StreamObject<cudaStream_t> stream_;
   std::vector<DeviceMemory> memory_;
   std::map<const void*, std::byte*> brought_;              // host sides, by address on the device
@@ -172,8 +175,8 @@ class CudaRankDevice final : public RankDevice {
 
 }  // namespace
 
-std::unique_ptr<RankDevice> make_cuda_rank_device(int device) {
-  return std::make_unique<CudaRankDevice>(device);
+std::unique_ptr<RankDevice> make_cuda_rank_device(int device, bool mapped_host) {
+  return std::make_unique<CudaRankDevice>(device, mapped_host);
 }
 
 }  // namespace tokenyard::cli

@@ -21,6 +21,6 @@ struct CudaDevices {
 [[nodiscard]] CudaDevices cuda_devices();
 
 // Makes `device` the current one of the thread.
-[[nodiscard]] std::unique_ptr<RankDevice> make_cuda_rank_device(int device);
+[[nodiscard]] std::unique_ptr<RankDevice> make_cuda_rank_device(int device, bool mapped_host);
 
 }  // namespace tokenyard::cli

@@ -73,7 +73,8 @@ class ExpertLayout {
     expert.row_bytes_ = lines_of(layout.shape().row_capacity) * kDataLineBytes;
     expert.back_bytes_ = lines_of(layout.shape().combine_row_bytes) * kDataLineBytes;
     const std::int64_t all = kExpertDepth * ranks * tokens * (expert.row_bytes_ + expert.back_bytes_);
-    expert.in_lines_ = tokens <= kLinesTokens && all <= kLinesBytes && layout.shape().row_capacity <= kLinesRowBytes;
+    expert.in_lines_ = tokens <= kLinesTokens && all <= kLinesBytes && layout.shape().row_capacity <= kLinesRowBytes &&
+                       layout.shape().whole_lines;
     expert.lines_ = take(expert.in_lines_ ? ranks * tokens * expert.row_bytes_ : 0);
     expert.back_ = take(expert.in_lines_ ? ranks * tokens * expert.back_bytes_ : 0);
     expert.bytes_ = end - layout.bytes();

@@ -81,7 +81,7 @@ struct SmallLayout {
     const protocol::WindowShape& shape = layout.shape();
     SmallLayout small;
     if (shape.placement != protocol::Placement::kRankMajor || shape.queue_bytes > 0) return small;
-    if (shape.num_ranks > kSmallRanks) return small;
+    if (shape.num_ranks > kSmallRanks || !shape.whole_lines) return small;
     small.start = protocol::align_up(layout.bytes(), kDataLineBytes);
     small.num_ranks = shape.num_ranks;
     const std::int64_t lines =

@@ -116,7 +116,7 @@ void require_reach(const Context& context, std::span<const WindowCard> cards, in
     throw Error(ErrorCode::kUnsupported,
                 rank_text(rank) + ": no peer access between " + device_text(mine, rank) + " and " +
                     device_text(cards[peer], about) + ": " + reason +
-                    ". Windows in mapped host memory (allow_mapped_host) need none",
+                    ". Windows in mapped host memory (CommunicationOptions::allow_mapped_host) need none",
                 rank, about);
   }
 }
