@@ -133,7 +133,7 @@ SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, i
   const auto lines_of_slice = protocol::ceil_div(lines, std::int64_t{work.slices});
   work.threads = kLeastThreads;
   while (work.threads < kThreads) {
-    const int lines_each = work.threads < kFewThreads ? 1 : 2;
+    const std::int64_t lines_each = work.threads < kFewThreads ? 1 : 2;
     if (work.threads / kLineThreads * lines_each >= lines_of_slice) break;
     work.threads *= 2;
   }
