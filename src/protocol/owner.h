@@ -61,8 +61,10 @@ class OwnerRule {
 
   // `expert` in [0, num_experts), which are fewer than kMostExperts.
   [[nodiscard]] TOKENYARD_HD constexpr int owner_of(int expert) const {
-    const auto of = [](Divisor block, int n) { return static_cast<int>(block.divide(static_cast<std::uint32_t>(n))); };
-    return expert < boundary_ ? of(large_, expert) : larger_ + of(small_, expert - boundary_);
+    const bool large = expert < boundary_;
+    const Divisor block = large ? large_ : small_;
+    const int before = large ? 0 : boundary_;
+    return (large ? 0 : larger_) + static_cast<int>(block.divide(static_cast<std::uint32_t>(expert - before)));
   }
 
  private:

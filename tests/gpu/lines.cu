@@ -49,7 +49,7 @@ __global__ void exchange(LineTraffic traffic, std::int64_t generation_bytes, uns
   constexpr int kPolls = 1 << 22;
   const unsigned lines = blockDim.x / engine::cuda::kLineThreads;
   const unsigned num_lines = lines * engine::cuda::kLinesAtOnce;
-  const Slice slice{threadIdx.x / engine::cuda::kLineThreads, lines, 0};
+  const Slice slice{threadIdx.x / engine::cuda::kLineThreads, lines, false};
   unsigned long long torn = 0;
   for (unsigned generation = 1; generation <= static_cast<unsigned>(traffic.generations); ++generation) {
     const std::int64_t at =

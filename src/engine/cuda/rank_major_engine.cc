@@ -80,20 +80,17 @@ bool RankMajorEngine::is_small(const DispatchRequest& request) const {
 void RankMajorEngine::add_small_lane(const DispatchRequest& request,
                                      const protocol::Plane& plane,
                                      std::size_t index,
-                                     SmallDispatchTask& task) const {
+                                     SmallLane& lane) const {
   const PayloadRows& payload = request.payloads[index];
   const OutputPlane& output = request.outputs.planes[index];
   // Where the caller sees it: its own tensor, or the window's space.
   const bool own = output.data == nullptr;
-  SmallLane& lane = task.lanes[static_cast<std::size_t>(task.num_lanes++)];
   lane.from = payload.data;
   lane.from_stride = payload.stride;
   lane.to = own ? window().own() + setup().layout.payload(0) + plane.offset : output.data;
   lane.to_block_stride = own ? setup().layout.payload_bytes() : output.block_stride;
   lane.to_row_stride = own ? plane.stride : output.row_stride;
   lane.row_bytes = static_cast<int>(payload.row_bytes);
-  lane.first_line = task.lane_lines;
-  lane.end_line = task.lane_lines += static_cast<int>(lines_of(payload.row_bytes));
   const std::uint64_t row = bits_of(payload.row_bytes);
   lane.words_from = unit_of(row | bits_of(lane.from) | bits_of(lane.from_stride)) >= 8;
   lane.words_to = unit_of(row | bits_of(lane.to) | bits_of(lane.to_block_stride) | bits_of(lane.to_row_stride)) >= 8;
@@ -109,39 +106,57 @@ SmallDispatchTask RankMajorEngine::small_dispatch_task(const DispatchRequest& re
   task.num_tokens_on_device = request.num_tokens_on_device;
   task.owners = protocol::OwnerRule(setup().params.num_experts, setup().num_ranks);
   task.rows_per_block = static_cast<int>(request.tokens_per_rank);
+  std::size_t num_lanes = 0;
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
     if (i == protocol::kIdsPlane || request.payloads[i].row_bytes == 0) continue;
-    add_small_lane(request, round.planes.planes[i], i, task);
+    SmallLane& lane = task.lanes[num_lanes++];
+    add_small_lane(request, round.planes.planes[i], i, lane);
+    lane.first_line = task.lane_lines;
+    lane.end_line = task.lane_lines += static_cast<int>(lines_of(lane.row_bytes));
   }
+  task.num_lines = task.lane_lines + static_cast<int>(lines_of(std::int64_t{4} * task.ids.top_k));
   constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15U;  // 2^64 over the golden ratio: all bits matter
   const std::uint64_t all = request.digest ^ static_cast<std::uint64_t>(request.agreed) * kSpread;
   task.agreed = static_cast<std::uint32_t>(all * kSpread >> 32);
   return task;
 }
 
-// Few rows are sliced, so that more multiprocessors share them.
+// Few rows are sliced, so that more multiprocessors share them. A thread has one line as long as that takes few
+// threads, else two: 16 warps of one line each were at times slower by a half.
 SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, int num_sms) const {
   constexpr int kLeastThreads = 128;
-  constexpr int kMostSlices = 8;
+  constexpr int kFewThreads = 256;
+  constexpr unsigned kMostSlices = 8;
   SmallWork work;
-  std::int64_t slices = 1;
-  while (slices < kMostSlices && 2 * slices * rows <= blocks_for(2 * slices * rows, num_sms))
-    slices *= 2;
-  const auto lines_of_slice = protocol::ceil_div(lines, slices);
-  while (work.threads > kLeastThreads && work.threads / 2 / kLineThreads >= lines_of_slice)
-    work.threads /= 2;
-  work.slices = protocol::Divisor(static_cast<int>(slices));
+  const auto fit = [&](std::int64_t slices) { return slices * rows <= blocks_for(slices * rows, num_sms); };
+  while (work.slices < kMostSlices && fit(std::int64_t{2} * work.slices))
+    work.slices = 1U << ++work.slices_log2;
+  const auto lines_of_slice = protocol::ceil_div(lines, std::int64_t{work.slices});
+  work.threads = kLeastThreads;
+  while (work.threads < kThreads) {
+    const std::int64_t lines_each = work.threads < kFewThreads ? 1 : 2;
+    if (work.threads / kLineThreads * lines_each >= lines_of_slice) break;
+    work.threads *= 2;
+  }
+  work.step = work.slices * static_cast<unsigned>(work.threads / kLineThreads);
   work.peers = protocol::Divisor(std::max(peers, 1));
+  work.overlaps = may_overlap(num_sms);
   return work;
+}
+
+// Launches overlap (from sm_90 on, as bulk copies) where a call has the device for itself: one rank on it, and all its
+// multiprocessors. Blocks that wait for the kernel before then keep nobody from the device that a round waits for.
+bool RankMajorEngine::may_overlap(int num_sms) const {
+  return bulk_ && num_sms == 0 && window().ranks_on_device() == 1;
 }
 
 void RankMajorEngine::launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request) {
   const DeviceScope scope(device());
   const int sources = setup().num_ranks - (task.own_direct ? 1 : 0);
   const std::int64_t rows = std::int64_t{task.rows_per_block} * ((task.sends ? 1 : 0) + (task.receives ? sources : 0));
-  task.work = small_work(rows, task.lane_lines + 1, sources, request.num_sms);
+  task.work = small_work(rows, task.num_lines, sources, request.num_sms);
   if (sources == 0) task.receives = false;
-  launch_small_dispatch(task, blocks_for(rows * task.work.slices.value(), request.num_sms), enter(request.stream));
+  launch_small_dispatch(task, blocks_for(rows * task.work.slices, request.num_sms), enter(request.stream));
 }
 
 void RankMajorEngine::launch_dispatch(const DispatchTask& task, const DispatchRequest& request) {
@@ -266,7 +281,10 @@ void RankMajorEngine::launch_combine_half(CombineTask task,
     const std::int64_t rows =
         std::int64_t{task.tokens_per_rank} * ((task.sends ? others : 0) + (task.receives ? 1 : 0));
     task.work = small_work(rows, task.row_lines, others, num_sms);
-    launch_small_combine(task, blocks_for(rows * task.work.slices.value(), num_sms), enter(stream));
+    task.casts = task.from_dtype != task.rows_dtype;
+    task.words = task.unit >= 8;
+    task.biased = task.bias[0] != nullptr || task.bias[1] != nullptr;
+    launch_small_combine(task, blocks_for(rows * task.work.slices, num_sms), enter(stream));
     return;
   }
   const std::int64_t rows = setup().num_ranks * setup().layout.shape().max_tokens;

@@ -38,8 +38,9 @@ class RankMajorEngine final : public CudaEngine {
   void add_small_lane(const DispatchRequest& request,
                       const protocol::Plane& plane,
                       std::size_t index,
-                      SmallDispatchTask& task) const;
+                      SmallLane& lane) const;
   void launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request);
+  [[nodiscard]] bool may_overlap(int num_sms) const;
   [[nodiscard]] SmallWork small_work(std::int64_t rows, int lines, int peers, int num_sms) const;
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;

@@ -52,53 +52,64 @@ __device__ __noinline__ Pair cast_part(const CombineTask& task, const std::byte*
 
 template <class Wire>
 __device__ __forceinline__ Pair read_part(const CombineTask& task, const std::byte* row, unsigned line) {
-  if (task.from_dtype != task.rows_dtype) return cast_part<Wire>(task, row, line);
-  return load_part(row, line, static_cast<unsigned>(task.row_bytes), task.unit >= 8);
+  if (task.casts) return cast_part<Wire>(task, row, line);
+  return load_part(part_of(row, line, static_cast<unsigned>(task.row_bytes), task.words));
 }
 
 template <class Wire>
-__device__ __forceinline__ Parts read_row(const CombineTask& task, int source, unsigned token, Slice slice) {
+__device__ __forceinline__ Parts read_row(const CombineTask& task, int source, unsigned token, const Slice& slice) {
   const std::byte* row = task.from + source * task.from_block_stride + token * task.from_row_stride;
   Parts parts{};
-#pragma unroll
-  for (int k = 0; k < kLinesAtOnce; ++k) {
-    const unsigned line = slice.first + k * slice.step;
+  for_each_line(slice, task.row_lines, [&](int k, unsigned line) {
     if (line < static_cast<unsigned>(task.row_lines)) parts.pairs[k] = read_part<Wire>(task, row, line);
-  }
+  });
   return parts;
 }
 
-struct Call {
+// What a block reads first.
+struct Words {
   Start start;
-  bool aborted;
+  std::uint32_t dispatch;  // its epoch
+  std::uint32_t aborted;
+};
+
+struct Call {
+  bool ends;     // nothing is to be done any more
+  bool aborted;  // and no rank combines the round
   std::uint32_t epoch;
   std::uint64_t flag;
 };
 
+__device__ __forceinline__ Call call_of(const CombineTask& task, const Words& words) {
+  const std::uint32_t epoch = used_from_here(words.start.epoch) + (task.sends ? 1U : 0U);
+  const bool failed = used_from_here(words.start.failed) != 0;
+  const bool aborted = used_from_here(words.aborted) == mark_of(used_from_here(words.dispatch));
+  return {failed || aborted, aborted && !failed, epoch, flag_of(epoch, static_cast<std::uint32_t>(task.hidden))};
+}
+
 // By blocks: the rows that this rank owes others. A row is read before it is known whether it is owed.
 template <class Wire>
-__device__ __forceinline__ bool push(const CombineTask& task, const Call& call) {
+__device__ __forceinline__ void push(const CombineTask& task, const Words& words) {
   const Common& common = task.common;
-  const unsigned items = task.tokens_per_rank * task.work.peers.value() * task.work.slices.value();
-  if (common.num_ranks == 1) return true;
+  const unsigned items = task.tokens_per_rank * task.work.peers.value() << task.work.slices_log2;
 #pragma unroll 1
   for (unsigned at = blockIdx.x; at < items; at += gridDim.x) {
-    const Item item = item_of(task.work, at);
+    Item item = item_of(task.work, at);
     int origin = common.rank + 1 + static_cast<int>(item.peer);
     if (origin >= common.num_ranks) origin -= common.num_ranks;
     const std::uint32_t owed =
         __ldg(task.route.present + origin * static_cast<unsigned>(task.small.tokens) + item.token);
+    Parts parts = read_row<Wire>(task, origin, item.token, item.slice);
+    const Call call = call_of(task, words);
+    if (call.ends) return;
+    if (owed == 0) continue;
     std::byte* to = window_of(common, origin) + task.small.row(call.epoch, common.rank, item.token);
-    Slice slice = slice_of(task.work, item.slice);
-    do {
-      const Parts parts = read_row<Wire>(task, origin, item.token, slice);
-      if (call.start.failed != 0 || call.aborted) return false;
-      if (owed == 0) break;
-      store_lines(to, parts, slice, task.row_lines, call.flag);
-      slice.first += kLinesAtOnce * slice.step;
-    } while (slice.first < static_cast<unsigned>(task.row_lines));
+    while (true) {
+      store_lines(to, parts, item.slice, task.row_lines, call.flag);
+      if (!advance(item.slice, task.row_lines)) break;
+      parts = read_row<Wire>(task, origin, item.token, item.slice);
+    }
   }
-  return true;
 }
 
 // By one lane, when it waits long: whether the operation is given up.
@@ -166,14 +177,16 @@ __device__ __forceinline__ void store_sums(const CombineTask& task, unsigned tok
       values[i] = sums[i];
     return store_elements<To>(task, token, first, values, kElements);
   }
+  if (task.biased) {
 #pragma unroll 1
-  for (unsigned b = 0; b < task.bias.size(); ++b) {
-    if (task.bias[b] == nullptr) continue;
-    const auto* bias = reinterpret_cast<const typename To::Bits*>(task.bias[b] + token * task.bias_stride[b]);
-    const Elements elements = *reinterpret_cast<const Elements*>(bias + first);
+    for (unsigned b = 0; b < task.bias.size(); ++b) {
+      if (task.bias[b] == nullptr) continue;
+      const auto* bias = reinterpret_cast<const typename To::Bits*>(task.bias[b] + token * task.bias_stride[b]);
+      const Elements elements = *reinterpret_cast<const Elements*>(bias + first);
 #pragma unroll
-    for (int i = 0; i < kElements; ++i)
-      sums[i] = __fadd_rn(sums[i], protocol::decode<To>(elements.bits[i]));
+      for (int i = 0; i < kElements; ++i)
+        sums[i] = __fadd_rn(sums[i], protocol::decode<To>(elements.bits[i]));
+    }
   }
   Elements elements{};
 #pragma unroll
@@ -187,7 +200,7 @@ __device__ __forceinline__ void store_sums(const CombineTask& task, unsigned tok
 // rows of one owner, those of the next are on their way from memory.
 template <class Wire, class To>
 __device__ __forceinline__ bool sum_lines(
-    const CombineTask& task, std::uint32_t ranks, unsigned token, Slice slice, const Call& call) {
+    const CombineTask& task, std::uint32_t ranks, unsigned token, const Slice& slice, const Call& call) {
   constexpr int kElements = kPerWord<Wire>;
   const Common& common = task.common;
   const std::byte* window = window_of(common, common.rank);
@@ -219,36 +232,30 @@ __device__ __forceinline__ bool sum_lines(
         return false;
       }
     }
-#pragma unroll
-    for (int i = 0; i < kLinesAtOnce; ++i) {
-      add_word<Wire>(sums[i][0], parts.pairs[i].first);
-      add_word<Wire>(sums[i][1], parts.pairs[i].second);  // of a flag's word nobody looks at the sum
-    }
+    for_each_line(slice, task.row_lines, [&](int k, unsigned /*line*/) {
+      add_word<Wire>(sums[k][0], parts.pairs[k].first);
+      add_word<Wire>(sums[k][1], parts.pairs[k].second);  // of a flag's word nobody looks at the sum
+    });
   }
-#pragma unroll
-  for (int i = 0; i < kLinesAtOnce; ++i) {
-    const unsigned line = slice.first + i * slice.step;
-    if (line >= static_cast<unsigned>(task.row_lines)) break;
+  for_each_line(slice, task.row_lines, [&](int k, unsigned line) {
     const std::int64_t first = row_offset_of(line) / sizeof(typename Wire::Bits);
-    store_sums<Wire, To>(task, token, first, sums[i][0]);
-    if (!holds_flag()) store_sums<Wire, To>(task, token, first + kElements, sums[i][1]);
-  }
+    store_sums<Wire, To>(task, token, first, sums[k][0]);
+    if (!holds_flag()) store_sums<Wire, To>(task, token, first + kElements, sums[k][1]);
+  });
   return true;
 }
 
 // Tokens from the last block on, so that with few of them nobody both pushes and sums.
 template <class Wire, class To>
 __device__ __forceinline__ void sum(const CombineTask& task, const Call& call) {
-  const unsigned items = task.route.state[kRouteTokens] * task.work.slices.value();
+  const unsigned items = task.route.state[kRouteTokens] << task.work.slices_log2;
 #pragma unroll 1
-  for (unsigned item = gridDim.x - 1 - blockIdx.x; item < items; item += gridDim.x) {
-    const unsigned token = task.work.slices.divide(item);
-    Slice slice = slice_of(task.work, item - token * task.work.slices.value());
-    const std::uint32_t ranks = __ldg(task.route.ranks_of_token + token);
+  for (unsigned at = gridDim.x - 1 - blockIdx.x; at < items; at += gridDim.x) {
+    Item item = token_of(task.work, at);
+    const std::uint32_t ranks = __ldg(task.route.ranks_of_token + item.token);
     do {
-      if (!sum_lines<Wire, To>(task, ranks, token, slice, call)) return;
-      slice.first += kLinesAtOnce * slice.step;
-    } while (__any_sync(kAllLanes, static_cast<int>(slice.first < static_cast<unsigned>(task.row_lines))) != 0);
+      if (!sum_lines<Wire, To>(task, ranks, item.token, item.slice, call)) return;
+    } while (advance(item.slice, task.row_lines));
   }
 }
 
@@ -263,22 +270,23 @@ __device__ void settle(const CombineTask& task) {
 }
 
 template <class Wire, class To>
-__global__ void __launch_bounds__(kThreads, 1) small_combine(const __grid_constant__ CombineTask task) {
+__global__ void __launch_bounds__(kThreads, 2) small_combine(const __grid_constant__ CombineTask task) {
   const Common& common = task.common;
-  Call call{read_start(common, protocol::kCombinePhase), false, 0, 0};
-  const std::uint32_t dispatch = read_start(common, protocol::kDispatchPhase).epoch;
-  call.aborted = __ldcg(task.route.state + kSmallRouteAborted) == mark_of(dispatch);
-  call.epoch = call.start.epoch + (task.sends ? 1U : 0U);
-  call.flag = flag_of(call.epoch, static_cast<std::uint32_t>(task.hidden));
-  // No rank combines a round that was given up, so it uses up no epoch; but it ends here.
-  const bool combines = !task.sends || push<Wire>(task, call);
-  if (call.start.failed != 0) return;
-  if (combines && !call.aborted) {
-    if (task.receives) sum<Wire, To>(task, call);
+  fetch_parameters(task);
+  wait_for_kernels_before();
+  const Words words{read_start(common, protocol::kCombinePhase), read_start(common, protocol::kDispatchPhase).epoch,
+                    __ldcg(task.route.state + kSmallRouteAborted)};
+  if (blocks_do_both(task.work, task.tokens_per_rank)) let_next_kernel_start();  // as in dispatch
+  if (task.sends && common.num_ranks > 1) push<Wire>(task, words);
+  const Call call = call_of(task, words);
+  if (!call.ends) {
+    let_next_kernel_start();
     __syncthreads();
     if (task.sends) advance_block(common, protocol::kCombinePhase, call.epoch);
+    if (task.receives) sum<Wire, To>(task, call);
   }
-  if (task.receives && blockIdx.x == 0) settle(task);
+  // No rank combines a round that was given up, so it uses up no epoch; but it ends here.
+  if (task.receives && blockIdx.x == 0 && (call.aborted || !call.ends)) settle(task);
 }
 
 struct Kernels {
@@ -295,8 +303,7 @@ void load_small_combine() {
 }
 
 void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stream) {
-  combine_kernel<Kernels>(task.rows_dtype, task.output_dtype)<<<blocks, task.work.threads, 0, stream>>>(task);
-  check(cudaGetLastError(), "launching a small combine");
+  launch_small(combine_kernel<Kernels>(task.rows_dtype, task.output_dtype), task, blocks, stream);
 }
 
 }  // namespace tokenyard::engine::cuda

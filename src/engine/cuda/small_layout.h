@@ -103,27 +103,30 @@ struct SmallLayout {
   }
 
   TOKENYARD_HD constexpr std::int64_t sign(std::uint32_t epoch, int source, std::int64_t token) const {
-    return start + slot(epoch, source, token) * kSignBytes;
+    return start + within(slot(epoch, source, token), kSignBytes);
   }
 
   TOKENYARD_HD constexpr std::int64_t packet(std::uint32_t epoch, int source, std::int64_t token) const {
-    return packets + slot(epoch, source, token) * packet_bytes;
+    return packets + within(slot(epoch, source, token), packet_bytes);
   }
 
   TOKENYARD_HD constexpr std::int64_t row(std::uint32_t epoch, int owner, std::int64_t token) const {
-    return rows + slot(epoch, owner, token) * row_bytes;
+    return rows + within(slot(epoch, owner, token), row_bytes);
   }
 
  private:
   TOKENYARD_HD constexpr std::int64_t slots() const { return std::int64_t{2} * num_ranks * tokens; }
 
-  // There are not many of them.
-  TOKENYARD_HD constexpr std::int64_t slot(std::uint32_t epoch, int from, std::int64_t token) const {
+  // There are not many of them, in kSmallBytes.
+  TOKENYARD_HD constexpr std::uint32_t slot(std::uint32_t epoch, int from, std::int64_t token) const {
     const auto all = static_cast<std::uint32_t>(tokens);
-    const std::uint32_t index =
-        (epoch % 2 * static_cast<std::uint32_t>(num_ranks) + static_cast<std::uint32_t>(from)) * all +
-        static_cast<std::uint32_t>(token);
-    return index;
+    return (epoch % 2 * static_cast<std::uint32_t>(num_ranks) + static_cast<std::uint32_t>(from)) * all +
+           static_cast<std::uint32_t>(token);
+  }
+
+  TOKENYARD_HD static constexpr std::int64_t within(std::uint32_t slot, std::int64_t bytes) {
+    const std::uint32_t at = slot * static_cast<std::uint32_t>(bytes);
+    return at;
   }
 };
 

@@ -6,8 +6,11 @@
 // are issued before anything is known that they do not need, and what is rare is a function call.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
+#include "engine/cuda/kernels.h"
 #include "engine/cuda/routing.cuh"
 #include "engine/cuda/small_layout.h"
 #include "engine/cuda/tasks.h"
@@ -23,25 +26,40 @@ inline constexpr int kLinesAtOnce = 2;  // of a thread: rows of 14 KiB cross in 
 struct Slice {
   unsigned first;  // this thread's first line; others follow in steps
   unsigned step;   // lines of all the blocks that share
-  unsigned index;
+  bool last;       // of the row or packet
 };
 
 __device__ __forceinline__ Slice slice_of(const SmallWork& work, unsigned index) {
-  const unsigned lines = blockDim.x / kLineThreads;
-  return {index * lines + threadIdx.x / kLineThreads, lines * work.slices.value(), index};
+  return {index * (blockDim.x / kLineThreads) + threadIdx.x / kLineThreads, work.step, index == work.slices - 1};
 }
 
 // What an item is.
 struct Item {
   unsigned token;
   unsigned peer;  // of those that the work counts
-  unsigned slice;
+  Slice slice;
 };
 
+// Of one for each token.
+__device__ __forceinline__ Item token_of(const SmallWork& work, unsigned item) {
+  return {item >> work.slices_log2, 0, slice_of(work, item & (work.slices - 1))};
+}
+
+// Of one for each token and peer.
 __device__ __forceinline__ Item item_of(const SmallWork& work, unsigned item) {
-  const unsigned row = work.slices.divide(item);
+  const unsigned row = item >> work.slices_log2;
   const unsigned token = work.peers.divide(row);
-  return {token, row - token * work.peers.value(), item - row * work.slices.value()};
+  return {token, row - token * work.peers.value(), slice_of(work, item & (work.slices - 1))};
+}
+
+// Whether blocks have more to do than one of them: to send, or to receive.
+__device__ __forceinline__ bool blocks_do_both(const SmallWork& work, unsigned tokens) {
+  return tokens * (work.peers.value() + 1) << work.slices_log2 > gridDim.x;
+}
+
+// The warp that has the fewest lines of a packet, and does what one warp does for it.
+__device__ __forceinline__ bool in_last_warp(const Slice& slice) {
+  return slice.last && threadIdx.x / kWarp == blockDim.x / kWarp - 1;
 }
 
 // The place of this thread in its line: it has 16 bytes of it, of which the last 8 are the flag in the last place.
@@ -58,78 +76,100 @@ __device__ __forceinline__ unsigned offset_of(unsigned line) {
   return line * static_cast<unsigned>(kDataLineBytes) + place_in_line() * 16;
 }
 
-// Which bytes of a row it holds: 16 of them, or 8 beside the flag, as far as the row goes.
+// What a line has of a row for this thread: 16 bytes, or 8 beside the flag, as far as the row goes.
+struct Part {
+  std::byte* at = nullptr;
+  int bytes = 0;
+  bool words = true;  // the row is whole words of 8 bytes, at an address of such
+};
+
 __device__ __forceinline__ unsigned row_offset_of(unsigned line) {
   return line * static_cast<unsigned>(kLineData) + place_in_line() * 16;
 }
 
-__device__ __noinline__ inline Pair load_bytes(const std::byte* row, unsigned offset, unsigned row_bytes) {
+__device__ __forceinline__ Part part_of(const std::byte* row, unsigned line, unsigned row_bytes, bool words) {
+  const unsigned offset = row_offset_of(line);
+  const int most = holds_flag() ? 8 : 16;
+  return {const_cast<std::byte*>(row) + offset, min(static_cast<int>(row_bytes - offset), most), words};
+}
+
+__device__ __noinline__ inline Pair load_bytes(const std::byte* from, int bytes) {
   std::uint64_t words[2] = {};  // NOLINT(modernize-avoid-c-arrays): device code
 #pragma unroll 1
-  for (unsigned i = 0; i < 16 && offset + i < row_bytes; ++i)
-    words[i / 8] |= static_cast<std::uint64_t>(row[offset + i]) << (i % 8 * 8);
+  for (int i = 0; i < bytes; ++i)
+    words[i / 8] |= static_cast<std::uint64_t>(from[i]) << (i % 8 * 8);
   return {words[0], words[1]};
 }
 
-__device__ __noinline__ inline void store_bytes(
-    std::byte* row, unsigned offset, unsigned row_bytes, Pair pair, unsigned bytes) {
+__device__ __noinline__ inline void store_bytes(std::byte* to, int bytes, Pair pair) {
 #pragma unroll 1
-  for (unsigned i = 0; i < bytes && offset + i < row_bytes; ++i)
-    row[offset + i] = static_cast<std::byte>((i < 8 ? pair.first : pair.second) >> (i % 8 * 8));
+  for (int i = 0; i < bytes; ++i)
+    to[i] = static_cast<std::byte>((i < 8 ? pair.first : pair.second) >> (i % 8 * 8));
 }
 
-// This thread's part of a line of a row. `words`: the row is whole words at an address of such.
-__device__ __forceinline__ Pair load_part(const std::byte* row, unsigned line, unsigned row_bytes, bool words) {
-  const unsigned offset = row_offset_of(line);
-  if (!words) return load_bytes(row, offset, row_bytes);
+__device__ __forceinline__ Pair load_part(const Part& part) {
+  if (!part.words) return load_bytes(part.at, part.bytes);
   Pair pair{};
-  const auto* from = reinterpret_cast<const std::uint64_t*>(row + offset);
-  if (offset < row_bytes) pair.first = from[0];
-  if (offset + 8 < row_bytes && !holds_flag()) pair.second = from[1];
+  const auto* from = reinterpret_cast<const std::uint64_t*>(part.at);
+  if (part.bytes > 0) pair.first = from[0];
+  if (part.bytes > 8) pair.second = from[1];
   return pair;
 }
 
-__device__ __forceinline__ void store_part(
-    std::byte* row, unsigned line, unsigned row_bytes, bool words, const Pair& pair) {
-  const unsigned offset = row_offset_of(line);
-  if (!words) return store_bytes(row, offset, row_bytes, pair, holds_flag() ? 8 : 16);
-  auto* to = reinterpret_cast<std::uint64_t*>(row + offset);
-  if (offset < row_bytes) to[0] = pair.first;
-  if (offset + 8 < row_bytes && !holds_flag()) to[1] = pair.second;
+__device__ __forceinline__ void store_part(const Part& part, const Pair& pair) {
+  if (!part.words) return store_bytes(part.at, part.bytes, pair);
+  auto* to = reinterpret_cast<std::uint64_t*>(part.at);
+  if (part.bytes > 0) to[0] = pair.first;
+  if (part.bytes > 8) to[1] = pair.second;
 }
 
-// This thread's parts of lines `first`, first + step, ...
+// What this thread has of lines `first`, first + step, ...
 struct Parts {
   Pair pairs[kLinesAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
-// Whole lines, by all eight threads of each.
-__device__ __forceinline__ void store_lines(
-    std::byte* to, const Parts& parts, Slice slice, unsigned num_lines, std::uint64_t flag) {
+// Calls visit(k, line) for the thread's lines of those; with few rows no thread has a second one.
+template <class Visit>
+__device__ __forceinline__ void for_each_line(const Slice& slice, unsigned num_lines, const Visit& visit) {
 #pragma unroll
   for (int k = 0; k < kLinesAtOnce; ++k) {
-    const unsigned line = slice.first + k * slice.step;
-    const Pair pair{parts.pairs[k].first, holds_flag() ? flag : parts.pairs[k].second};
-    if (line < num_lines) store_pair_system(to + offset_of(line), pair);
+    if (k > 0 && k * slice.step >= num_lines) break;  // the same for all threads
+    visit(k, slice.first + k * slice.step);
   }
 }
 
-__device__ __forceinline__ Parts load_lines(const std::byte* from, Slice slice, unsigned num_lines) {
+// To the next lines of the warp, while there are any.
+__device__ __forceinline__ bool advance(Slice& slice, unsigned num_lines) {
+  if (kLinesAtOnce * slice.step >= num_lines) return false;  // the same for all threads
+  slice.first += kLinesAtOnce * slice.step;
+  return __any_sync(kAllLanes, static_cast<int>(slice.first < num_lines)) != 0;
+}
+
+// Whole lines, by all eight threads of each.
+__device__ __forceinline__ void store_lines(
+    std::byte* to, const Parts& parts, const Slice& slice, unsigned num_lines, std::uint64_t flag) {
+  for_each_line(slice, num_lines, [&](int k, unsigned line) {
+    const Pair pair{parts.pairs[k].first, holds_flag() ? flag : parts.pairs[k].second};
+    if (line < num_lines) store_pair_system(to + offset_of(line), pair);
+  });
+}
+
+__device__ __forceinline__ Parts load_lines(const std::byte* from, const Slice& slice, unsigned num_lines) {
   Parts parts{};
-#pragma unroll
-  for (int k = 0; k < kLinesAtOnce; ++k) {
-    const unsigned line = slice.first + k * slice.step;
+  for_each_line(slice, num_lines, [&](int k, unsigned line) {
     if (line < num_lines) parts.pairs[k] = load_pair_system(from + offset_of(line));
-  }
+  });
   return parts;
 }
 
 // Whether all of this thread's lines are there, as far as it can tell: only those that hold flags can.
-__device__ __forceinline__ bool are_there(const Parts& parts, Slice slice, unsigned num_lines, std::uint64_t flag) {
+__device__ __forceinline__ bool are_there(const Parts& parts,
+                                          const Slice& slice,
+                                          unsigned num_lines,
+                                          std::uint64_t flag) {
   bool there = true;
-#pragma unroll
-  for (int k = 0; k < kLinesAtOnce; ++k)
-    there = there && (slice.first + k * slice.step >= num_lines || parts.pairs[k].second == flag);
+  for_each_line(slice, num_lines,
+                [&](int k, unsigned line) { there = there && (line >= num_lines || parts.pairs[k].second == flag); });
   return there || !holds_flag();
 }
 
@@ -173,6 +213,39 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common,
     }
     if (__any_sync(kAllLanes, static_cast<int>(clock.ends)) != 0) return false;
   }
+}
+
+// By all threads, first. Parameters are read through a cache that is empty when a kernel starts: one word of each of
+// its lines, asked for at once by several warps, costs about one miss; lines as the code comes to them cost one each.
+// Nobody needs what is read.
+template <class Task>
+__device__ __forceinline__ void fetch_parameters(const Task& task) {
+  constexpr unsigned kSharers = 4;  // warps of the smallest block
+  constexpr unsigned kLine = 64 / sizeof(std::uint32_t);
+  constexpr unsigned kWords = sizeof(Task) / sizeof(std::uint32_t);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(&task);
+  const unsigned first = threadIdx.x / kWarp % kSharers * kLine;
+  std::uint32_t all = 0;
+#pragma unroll
+  for (unsigned i = 0; i < kWords; i += kSharers * kLine)
+    all |= words[min(i + first, kWords - 1)];
+  // Keeps the loads, and does nothing. Threads do not part here, which would make what follows longer.
+  if (__reduce_or_sync(kAllLanes, all) == 1) __nanosleep(0);
+}
+
+// Waits for what ran before and starts, so that its launch, and what it does first, cost nothing (SmallWork::overlaps).
+template <class Task>
+void launch_small(void (*kernel)(Task), const Task& task, int blocks, cudaStream_t stream) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(task.work.threads));
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = task.work.overlaps ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, task), "launching a small round");
 }
 
 }  // namespace tokenyard::engine::cuda

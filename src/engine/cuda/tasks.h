@@ -197,7 +197,10 @@ struct SmallLane {
 // How the lines of small rounds go round the blocks: an item is a slice of a row or packet for one peer.
 struct SmallWork {
   int threads = kThreads;  // of a block
-  protocol::Divisor slices{1};
+  unsigned slices_log2 = 0;
+  unsigned slices = 1;
+  unsigned step = 0;      // lines that the blocks of all slices take at once
+  bool overlaps = false;  // may start while the kernel before it on the stream runs, and waits for its end
   protocol::Divisor peers{1};
 };
 
@@ -209,8 +212,8 @@ struct SmallDispatchTask {
   const std::int32_t* num_tokens_on_device = nullptr;
   int rows_per_block = 0;
   std::uint32_t agreed = 0;  // a hash of all that must agree
-  int num_lanes = 0;
-  int lane_lines = 0;  // of a packet; then come the ids
+  int lane_lines = 0;        // of a packet; then come the ids
+  int num_lines = 0;         // with them
   bool sends = true;
   bool receives = true;
   bool counts = true;  // false when the same rows are received again
@@ -250,6 +253,9 @@ struct CombineTask {
   SmallWork work{};
   int tokens_per_rank = 0;
   int row_lines = 0;     // of a row of a small round
+  bool casts = false;    // of a small round: to the wire's dtype
+  bool words = false;    // and expert output is whole words of 8 bytes, at such addresses
+  bool biased = false;   // and there is a bias
   bool vectors = false;  // rows, biases and output may be accessed by units of 16 bytes of the wire; small: of words
   bool sends = true;
   bool receives = true;

@@ -65,6 +65,28 @@ __device__ __forceinline__ Pair load_pair_system(const std::byte* from) {
   return pair;
 }
 
+// The value, of which nothing is computed before this: else compilers do so as early as they can, where threads wait
+// for the load that gives it before they issue those that follow.
+__device__ __forceinline__ std::uint32_t used_from_here(std::uint32_t value) {
+  asm volatile("" : "+r"(value) : : "memory");
+  return value;
+}
+
+// Launches that overlap (from sm_90 on): returns when all kernels before this one on its stream have ended and what
+// they wrote is seen; at once where the launch does not overlap.
+__device__ __forceinline__ void wait_for_kernels_before() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
+// When all blocks have come here the next kernel may start, if its launch overlaps; it then waits as above.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
 // Nanoseconds of a clock that all multiprocessors share.
 __device__ __forceinline__ std::uint64_t nanoseconds() {
   std::uint64_t value = 0;
