@@ -9,7 +9,7 @@ ExpertBuffers::ExpertBuffers(int device, const protocol::WindowLayout& layout, c
   const protocol::WindowShape& shape = layout.shape();
   const std::int64_t ranks = shape.num_ranks;
   view_.words = static_cast<int>(protocol::ceil_div(ranks, kWordBits));
-  view_.item_words = 1 + 2 * experts.top_k;
+  view_.item_words = 2 + 2 * experts.top_k;
   const auto take = [this](std::int64_t bytes) {
     const std::int64_t start = bytes_;
     bytes_ = protocol::align_up(bytes_ + bytes, protocol::kSectionAlignment);

@@ -29,7 +29,9 @@ __device__ inline bool gave_combine_up(const Common& common, std::uint32_t epoch
 }
 
 // By all threads: this rank's weights to the owners of its tokens' experts.
-__device__ inline void push_weights(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+__device__ __noinline__ inline void push_weights(const ExpertCombineTask& task,
+                                                 std::uint32_t epoch,
+                                                 std::int64_t tokens) {
   const Common& common = task.common;
   const int top_k = task.experts.top_k;
   const int units = ExpertLayout::units_of(top_k);
@@ -50,13 +52,13 @@ __device__ inline void push_weights(const ExpertCombineTask& task, std::uint32_t
 // A row that this rank owes, for the threads that make it.
 struct OwedRow {
   WeighedRows from;
-  std::int64_t token;
+  unsigned token;
   int origin;
   bool needed;  // false: its origin gave the combine up, or there is no such row
 };
 
 // By one warp: the weights of the row's picks, where their origin gives them now. False when it gave the combine up.
-__device__ inline bool take_weights(
+__device__ __noinline__ inline bool take_weights(
     const ExpertCombineTask& task, std::uint32_t epoch, int origin, std::int64_t token, std::uint32_t* weights) {
   const Common& common = task.common;
   const std::byte* from = window_of(common, common.rank) + task.extra.given(epoch, origin, token);
@@ -77,40 +79,49 @@ __device__ inline bool take_weights(
   return all;
 }
 
-// By one warp.
-__device__ inline void prepare_owed_row(const ExpertCombineTask& task,
-                                        std::uint32_t epoch,
-                                        const std::uint32_t* record,
-                                        std::uint32_t* given,
-                                        OwedRow& row) {
-  const Common& common = task.common;
-  const std::int64_t max_tokens = common.layout.shape().max_tokens;
-  const int top_k = task.experts.top_k;
-  const auto origin = static_cast<int>(record[0] / max_tokens);
-  const std::int64_t token = record[0] % max_tokens;
-  const std::uint32_t* weights = record + 1 + top_k;
-  bool needed = true;
-  if (task.weights != nullptr) {
-    needed = take_weights(task, epoch, origin, token, given);
-    weights = given;
+// What a dispatch left for a row: its source and token, and of the lane's picks places and weights.
+struct RecordOfLanes {
+  uint2 head;
+  uint2 picks[kPicksOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
+
+  __device__ __forceinline__ void load(const ExpertCombineTask& task, unsigned index) {
+    const auto* record = reinterpret_cast<const uint2*>(task.route.items + std::int64_t{index} * task.route.item_words);
+    head = record[0];
+#pragma unroll
+    for (int i = 0; i < kPicksOfLane; ++i) {
+      const int slot = i * kWarp + lane_index();
+      picks[i] = slot < task.experts.top_k ? record[1 + slot] : make_uint2(static_cast<unsigned>(kNoPlace), 0);
+    }
   }
+};
+
+// By one warp. `given`: shared memory for the weights that come with combine.
+__device__ __forceinline__ void prepare_owed_row(const ExpertCombineTask& task,
+                                                 std::uint32_t epoch,
+                                                 const RecordOfLanes& record,
+                                                 std::uint32_t* given,
+                                                 OwedRow& row) {
+  const auto origin = static_cast<int>(record.head.x);
+  const bool needed = task.weights == nullptr || take_weights(task, epoch, origin, record.head.y, given);
   int count = 0;
-  for (int begin = 0; begin < top_k; begin += kWarp) {
-    const int slot = begin + lane_index();
-    const auto place = slot < top_k ? static_cast<std::int32_t>(record[1 + slot]) : kNoPlace;
+#pragma unroll
+  for (int i = 0; i < kPicksOfLane; ++i) {
+    if (i * kWarp >= task.experts.top_k) continue;
+    const auto place = static_cast<std::int32_t>(record.picks[i].x);
     const unsigned lanes = __ballot_sync(kAllLanes, static_cast<int>(place != kNoPlace));
     if (place != kNoPlace) {
       const int at = count + __popc(lanes & ((1U << lane_index()) - 1U));
-      const auto rows = static_cast<std::int32_t>(task.experts.rows);
-      row.from.rows[at] = task.from + place / rows * task.from_block_stride + place % rows * task.from_row_stride;
-      row.from.weights[at] = __uint_as_float(weights[slot]);
+      row.from.rows[at] = task.from + task.experts.expert_of(place) * task.from_block_stride +
+                          task.experts.row_of(place) * task.from_row_stride;
+      row.from.weights[at] =
+          __uint_as_float(task.weights == nullptr ? record.picks[i].y : given[i * kWarp + lane_index()]);
     }
     count += __popc(lanes);
   }
   if (lane_index() != 0) return;
   row.from.count = count;
   row.origin = origin;
-  row.token = token;
+  row.token = record.head.y;
   row.needed = needed;
 }
 

@@ -18,10 +18,9 @@ namespace tokenyard::engine::cuda {
 void load_expert_dispatch(std::int64_t shared_bytes);
 void launch_expert_dispatch(const ExpertDispatchTask& task, std::int64_t shared_bytes, int blocks, cudaStream_t stream);
 
-// The wire of rows that go back: a dtype, or logarithms.
+// `logarithmic`: rows go back as logarithms, not as values of the wire's dtype.
 void load_expert_combine();
-void launch_expert_combine(
-    const ExpertCombineTask& task, Dtype wire, bool logarithmic, int blocks, cudaStream_t stream);
+void launch_expert_combine(const ExpertCombineTask& task, bool logarithmic, int blocks, cudaStream_t stream);
 
 // One block each. A dispatch that this rank gives up: it uses up the epoch and tells every peer.
 struct ExpertNotice {

@@ -6,7 +6,7 @@
 //   headers   [2, num_ranks, 4 units]              what must agree, tokens of the source, and its rows for this rank
 //   counts    [2, num_ranks, local experts, unit]  rows and routes of each of this rank's experts
 //   packets   [2, num_ranks, tokens, units]        the token's row among the source's rows for this rank, or kNoRow;
-//                                                  then for each pick its place or kNoPlace, and its weight
+//                                                  then a unit for each pick: its place or kNoPlace, and its weight
 //   arrived   [2, num_ranks, tokens] u64           the stamp of the token's row
 //   given     [2, num_ranks, tokens, units]        the token's weights, where its origin gave them at combine
 //   returned  [2, num_ranks, tokens] u64           the stamp of this rank's token's row that came back from each owner
@@ -18,8 +18,8 @@
 // settled when the window is made.
 //
 // Everything has two slots, used in turn by the epochs of dispatch, or of combine for given weights and what returns. A
-// place counts through all of an expert's rows: expert * rows of an expert + row. On the way the row counts from the
-// first of the source's.
+// place is an expert of its owner and a row of that expert (expert_tasks.h). On the way the row counts from the first
+// of the source's.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ class ExpertLayout {
     expert.ranks_ = ranks;
     expert.tokens_ = tokens;
     expert.experts_ = protocol::ceil_div(num_experts, ranks);
-    expert.packet_bytes_ = units_of(1 + 2 * top_k) * kTaggedBytes;
+    expert.packet_bytes_ = (1 + top_k) * kTaggedBytes;
     expert.given_bytes_ = units_of(top_k) * kTaggedBytes;
     std::int64_t end = layout.bytes();
     const auto take = [&end](std::int64_t bytes) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of expert-major rounds in lines that tell of their own arrival (small_layout.h). A warp takes 16 lines at a
+// Rows of expert-major rounds in lines that tell of their own arrival (small_layout.h). A warp takes 8 lines at a
 // time, a piece: with the data in shared memory in between, what lies on either side of it goes by 16 bytes a lane.
 #pragma once
 
@@ -10,9 +10,6 @@
 
 namespace tokenyard::engine::cuda {
 
-inline constexpr int kLinesOfWarp = kWarp / kLineThreads;
-inline constexpr int kPieceAccesses = 4;
-inline constexpr int kPieceLines = kPieceAccesses * kLinesOfWarp;
 inline constexpr int kPieceBytes = kPieceLines * kLineWords * 8;
 static_assert(kPieceBytes % 16 == 0);
 
@@ -37,62 +34,76 @@ __device__ __forceinline__ int offset_in_lines(int line) {
   return line * static_cast<int>(kDataLineBytes) + static_cast<int>(place_in_line() * sizeof(Pair));
 }
 
-// By all threads of a block: the row in shared memory, to the lines at `place` of each destination's window.
-__device__ inline void store_row_in_lines(const Common& common,
-                                          const TokenOfBlock& to,
-                                          std::int64_t place,
-                                          const std::byte* row,
-                                          int lines,
-                                          std::uint64_t flag) {
+// A line is seen as a whole when one instruction stores it and one loads it, so its threads come together before: lanes
+// that once went different ways need not do so by themselves.
+__device__ __forceinline__ unsigned lanes_of_line() {
+  return ((1U << kLineThreads) - 1) << (lane_index() / kLineThreads * kLineThreads);
+}
+
+// Where a block stores a row: to the windows of a set of ranks, at `place` of each.
+struct RowTo {
+  const Common& common;
+  const std::uint32_t* ranks;
+  int words;
+  std::int64_t place;
+};
+
+// By all threads of a block, from shared memory.
+__device__ inline void store_row_in_lines(const RowTo& to, const std::byte* row, int lines, std::uint64_t flag) {
   constexpr int kLinesOfBlock = kThreads / kLineThreads;
+#pragma unroll 1
   for (auto line = static_cast<int>(threadIdx.x) / kLineThreads; line < lines; line += kLinesOfBlock) {
     const Pair pair = pair_of_line(row, line, flag);
-    for (int d = 0; d < to.num_destinations; ++d)
-      store_pair_system(window_of(common, to.destinations[d]) + place + offset_in_lines(line), pair);
+    RankWalk walk(to.ranks, to.words);
+#pragma unroll 1
+    for (int rank = walk.next(); rank >= 0; rank = walk.next()) {
+      __syncwarp(lanes_of_line());
+      store_pair_system(window_of(to.common, rank) + to.place + offset_in_lines(line), pair);
+    }
   }
 }
 
 __device__ __forceinline__ int line_of_lane(int access) {
-  return access * kLinesOfWarp + lane_index() / kLineThreads;
+  return access * kLinesOfAccess + lane_index() / kLineThreads;
 }
 
-// By one warp: waits for lines [first, first + kPieceLines) of `lines`, as far as there are so many, and leaves their
-// words in `piece`. `pointless` as in wait_as_warp.
-template <class Pointless>
-__device__ bool take_piece(const Common& common,
-                           const Awaited& awaited,
-                           const std::byte* from,
-                           int lines,
-                           Piece& piece,
-                           const Pointless& pointless) {
-  const std::uint64_t flag = line_flag(awaited.epoch);
+// What a lane has of a piece.
+struct PartOfPiece {
   Pair pairs[kPieceAccesses];  // NOLINT(modernize-avoid-c-arrays): device code
-  const auto ready = [&] {
-    bool there = true;
+};
+
+// By one warp: the first kPieceLines of `lines` lines, as far as there are so many. Whether they are there, as far as
+// this lane can tell.
+__device__ __forceinline__ bool load_piece(const std::byte* from, int lines, std::uint64_t flag, PartOfPiece& part) {
+  bool there = true;
+  __syncwarp();  // as lanes_of_line says
 #pragma unroll
-    for (int k = 0; k < kPieceAccesses; ++k) {
-      const int line = line_of_lane(k);
-      if (line >= lines) continue;
-      pairs[k] = load_pair_system(from + offset_in_lines(line));
-      there = there && (!holds_flag() || pairs[k].second == flag);
-    }
-    return __all_sync(kAllLanes, static_cast<int>(there)) != 0;
-  };
-  if (!wait_as_warp(common, awaited, ready, pointless)) return false;
+  for (int k = 0; k < kPieceAccesses; ++k) {
+    const int line = line_of_lane(k);
+    if (line >= lines) continue;
+    part.pairs[k] = load_pair_system(from + offset_in_lines(line));
+    there = there && (!holds_flag() || part.pairs[k].second == flag);
+  }
+  return there;
+}
+
+// By one warp: leaves the data words in `piece`.
+__device__ __forceinline__ void leave_piece(const PartOfPiece& part, int lines, Piece& piece) {
   auto* words = reinterpret_cast<std::uint64_t*>(piece.bytes);
+  __syncwarp();
 #pragma unroll
   for (int k = 0; k < kPieceAccesses; ++k) {
     const int word = line_of_lane(k) * kLineWords + 2 * static_cast<int>(place_in_line());
     if (line_of_lane(k) >= lines) continue;
-    words[word] = pairs[k].first;
-    if (!holds_flag()) words[word + 1] = pairs[k].second;
+    words[word] = part.pairs[k].first;
+    if (!holds_flag()) words[word + 1] = part.pairs[k].second;
   }
   __syncwarp();
-  return true;
 }
 
 // By one warp: the other way.
 __device__ inline void store_piece(std::byte* to, int lines, const Piece& piece, std::uint64_t flag) {
+  __syncwarp();  // as lanes_of_line says
 #pragma unroll
   for (int k = 0; k < kPieceAccesses; ++k) {
     const int line = line_of_lane(k);

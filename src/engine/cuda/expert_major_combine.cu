@@ -35,7 +35,7 @@ __device__ void stamp_returned(const ExpertCombineTask& task, std::uint32_t epoc
   store_release_system(reinterpret_cast<std::uint64_t*>(stamp), protocol::encode_stamp(epoch, 1));
 }
 
-__device__ bool wait_for_room(const ExpertCombineTask& task, std::uint32_t epoch) {
+__device__ __noinline__ bool wait_for_room(const ExpertCombineTask& task, std::uint32_t epoch) {
   bool there = true;
   for (int peer = static_cast<int>(threadIdx.x); peer < task.common.num_ranks; peer += kThreads) {
     there = there && wait_for_combine_space(task.common, epoch, peer, task.route.rows_received[peer] > 0,
@@ -60,7 +60,8 @@ __device__ void reduce_rows(const ExpertCombineTask& task, std::uint32_t epoch, 
     OwedRow& row = owed[crew];
     if (thread % crew_size < kWarp) {
       if (item < items) {
-        const std::uint32_t* record = task.route.items + static_cast<std::int64_t>(item) * task.route.item_words;
+        RecordOfLanes record;
+        record.load(task, static_cast<unsigned>(item));
         prepare_owed_row(task, epoch, record, given[crew], row);
       } else if (lane_index() == 0) {
         row.needed = false;
@@ -101,31 +102,37 @@ template <class Wire>
 struct StampedRows {
   static constexpr bool kInLines = false;
 
-  static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+  __device__ __forceinline__ void load(const ExpertCombineTask& /*task*/) {}
+
+  __device__ __forceinline__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
     reduce_rows<Wire>(task, epoch, items);
   }
 
-  static __device__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+  __device__ __forceinline__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
     sum_tokens<Wire>(task, epoch, tokens);
   }
 };
 
-// rows in lines.
-template <class Wire>
+// rows in lines. `kUniform`: of one dtype everywhere, in whole packs.
+template <class Wire, bool kUniform>
 struct RowsInLines {
   static constexpr bool kInLines = true;
 
-  static __device__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
-    reduce_into_lines<Wire>(task, epoch, items);
+  __device__ __forceinline__ void load(const ExpertCombineTask& task) { loaded.load(task); }
+
+  __device__ __forceinline__ void reduce_all(const ExpertCombineTask& task, std::uint32_t epoch, int items) {
+    reduce_into_lines<Wire, kUniform>(task, epoch, static_cast<unsigned>(items), loaded);
   }
 
-  static __device__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
-    sum_lines<Wire>(task, epoch, tokens);
+  __device__ __forceinline__ void sum_all(const ExpertCombineTask& task, std::uint32_t epoch, std::int64_t tokens) {
+    sum_lines<Wire, kUniform>(task, epoch, tokens);
   }
+
+  LoadedCombine loaded;
 };
 
 // When all blocks have seen that the round was given up, its handle is as new.
-__device__ void end_given_up(const Common& common, std::uint32_t* state) {
+__device__ __noinline__ void end_given_up(const Common& common, std::uint32_t* state) {
   if (last_block(&common.board->blocks_done) && threadIdx.x == 0) common.board->blocks_done = state[kGivenUp] = 0;
 }
 
@@ -138,36 +145,56 @@ __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_const
   const std::uint32_t of_round = task.sends ? 0 : state[kCombineEpoch];
   const std::int64_t tokens = state[kOwnTokens];
   const auto items = static_cast<int>(state[kItems]);
-  if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
+  Rows rows;
+  if (task.sends) rows.load(task);
+  if (start.failed != 0) return;
   // No rank combines a round that was given up, so it uses up no epoch.
   const bool sends = task.sends && !aborted;
   const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
-  begin_operation(common, *task.state, {protocol::kCombinePhase, epoch, sends, task.receives && !aborted});
-  if (sends && is_warden() && threadIdx.x == 0) state[kCombineEpoch] = epoch;
-  if (aborted && task.receives) end_given_up(common, state);
-  if (aborted) return;
+  // Before any wait: peers may wait for what it tells. Its warp has the fewest rows.
+  tend_board(common, *task.state, {protocol::kCombinePhase, epoch, sends, task.receives && !aborted});
   if (sends) {
+    if (is_warden() && threadIdx.x == 0) state[kCombineEpoch] = epoch;
     // With rows in lines each warp sees for itself that its origin has room.
     if ((task.weights != nullptr || !Rows::kInLines) && !wait_for_room(task, epoch)) return;
     if (task.weights != nullptr) push_weights(task, epoch, tokens);
-    Rows::reduce_all(task, epoch, items);
+    rows.reduce_all(task, epoch, items);
   }
-  if (task.receives) Rows::sum_all(task, epoch, tokens);
+  if (task.receives && !aborted) rows.sum_all(task, epoch, tokens);
+  __syncthreads();
+  if (sends) advance_block(common, protocol::kCombinePhase, epoch);
+  if (aborted && task.receives) end_given_up(common, state);
 }
 
 using CombineByExpert = void (*)(ExpertCombineTask);
 
+enum class RowsKind { kStamped, kInLines, kUniformInLines };
+
+RowsKind kind_of(const ExpertCombineTask& task) {
+  if (!task.extra.in_lines()) return RowsKind::kStamped;
+  const auto is_plain = [&](Dtype dtype) { return dtype == task.wire_dtype; };
+  const bool from = !task.sends || (is_plain(task.from_dtype) && task.from_vectors);
+  const bool to = !task.receives || (is_plain(task.output_dtype) && task.output_vectors);
+  const bool packs = task.hidden * size_of(task.wire_dtype) % 16 == 0;
+  return from && to && packs ? RowsKind::kUniformInLines : RowsKind::kInLines;
+}
+
 template <class Format>
-CombineByExpert kernel_of(bool in_lines) {
-  return in_lines ? expert_combine<RowsInLines<Format>> : expert_combine<StampedRows<PlainWire<Format>>>;
+CombineByExpert kernel_of(RowsKind kind) {
+  if (kind == RowsKind::kStamped) return expert_combine<StampedRows<PlainWire<Format>>>;
+  return kind == RowsKind::kInLines ? expert_combine<RowsInLines<Format, false>>
+                                    : expert_combine<RowsInLines<Format, true>>;
+}
+
+CombineByExpert kernel_for(Dtype wire, RowsKind kind) {
+  if (wire == Dtype::kBf16) return kernel_of<protocol::Bf16>(kind);
+  if (wire == Dtype::kF16) return kernel_of<protocol::F16>(kind);
+  return kernel_of<protocol::F32>(kind);
 }
 
 // Logarithms are stamped: their blocks do not fit lines.
-CombineByExpert kernel_for(Dtype wire, bool logarithmic, bool in_lines) {
-  if (logarithmic) return expert_combine<StampedRows<LogWire>>;
-  if (wire == Dtype::kBf16) return kernel_of<protocol::Bf16>(in_lines);
-  if (wire == Dtype::kF16) return kernel_of<protocol::F16>(in_lines);
-  return kernel_of<protocol::F32>(in_lines);
+CombineByExpert logarithmic_kernel() {
+  return expert_combine<StampedRows<LogWire>>;
 }
 
 }  // namespace
@@ -175,15 +202,15 @@ CombineByExpert kernel_for(Dtype wire, bool logarithmic, bool in_lines) {
 void load_expert_combine() {
   cudaFuncAttributes attributes{};
   for (const Dtype wire : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    for (const bool in_lines : {false, true})
-      check(cudaFuncGetAttributes(&attributes, kernel_for(wire, false, in_lines)), "loading a kernel of combine");
+    for (const RowsKind kind : {RowsKind::kStamped, RowsKind::kInLines, RowsKind::kUniformInLines})
+      check(cudaFuncGetAttributes(&attributes, kernel_for(wire, kind)), "loading a kernel of combine");
   }
-  check(cudaFuncGetAttributes(&attributes, kernel_for(Dtype::kF32, true, false)), "loading a kernel of combine");
+  check(cudaFuncGetAttributes(&attributes, logarithmic_kernel()), "loading a kernel of combine");
 }
 
-void launch_expert_combine(
-    const ExpertCombineTask& task, Dtype wire, bool logarithmic, int blocks, cudaStream_t stream) {
-  kernel_for(wire, logarithmic, task.extra.in_lines())<<<blocks, kThreads, 0, stream>>>(task);
+void launch_expert_combine(const ExpertCombineTask& task, bool logarithmic, int blocks, cudaStream_t stream) {
+  const CombineByExpert kernel = logarithmic ? logarithmic_kernel() : kernel_for(task.wire_dtype, kind_of(task));
+  kernel<<<blocks, kThreads, 0, stream>>>(task);
   check(cudaGetLastError(), "launching a combine");
 }
 

@@ -34,23 +34,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   std::byte* lines = memory + table_bytes;
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
-  const SentTable sent = sent_table(task, table);
-  LoadedToken<Row> loaded;
-  if (task.sends) {
-    if (blockIdx.x < task.num_tokens) loaded.load(task, blockIdx.x);
-    clear_table(task, sent);
-  }
   const Start start = read_start(common, protocol::kDispatchPhase);
   const std::uint32_t of_round = task.sends ? 0 : state[kDispatchEpoch];
-  if (__syncthreads_or(static_cast<int>(start.failed)) != 0) return;
+  Sender<Row> sender(task, sent_table(task, table), lines);
+  if (task.sends) sender.begin();
   const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
+  const bool goes_on = start.failed == 0 && (!task.sends || wait_for_space(common, epoch));
+  if (__syncthreads_and(static_cast<int>(goes_on)) == 0) return;
   const bool closes = task.receives && task.values_to.data != nullptr;
   begin_operation(common, *task.state, {protocol::kDispatchPhase, epoch, task.sends, closes});
   if (task.sends && is_warden() && threadIdx.x == 0) {
     state[kDispatchEpoch] = epoch;
     state[kCombineGivenUp] = 0;
   }
-  if (task.sends) send_tokens<Row>(task, epoch, sent, lines, loaded);
+  if (task.sends) sender.send(epoch);
   if (!task.receives) return;
   __syncthreads();
   receive_all(task, epoch, received_table(task, table), reinterpret_cast<Piece*>(lines));

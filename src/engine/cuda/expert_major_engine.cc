@@ -2,6 +2,7 @@
 #include "engine/cuda/expert_major_engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <utility>
 
@@ -20,6 +21,10 @@ Copied copied_to(const OutputPlane& output, const protocol::Plane& plane) {
   return output.data == nullptr ? Copied{} : copied_of(output, plane);
 }
 
+int row_bits_of(std::int64_t rows) {
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1)));
+}
+
 }  // namespace
 
 ExpertMajorEngine::ExpertMajorEngine(const Setup& setup, fabric::Window& window)
@@ -27,11 +32,13 @@ ExpertMajorEngine::ExpertMajorEngine(const Setup& setup, fabric::Window& window)
       extra_(ExpertLayout::of(setup.layout, setup.params.top_k, setup.params.num_experts)),
       experts_{.owners = {setup.params.num_experts, setup.num_ranks},
                .top_k = setup.params.top_k,
+               .picks = protocol::Divisor(setup.params.top_k),
                .num_experts = setup.params.num_experts,
                .first_local = protocol::first_local_expert(setup.params.num_experts, setup.num_ranks, setup.rank),
                .num_local = protocol::num_local_experts(setup.params.num_experts, setup.num_ranks, setup.rank),
                .invalid_id = setup.params.invalid_expert_id,
-               .rows = setup.layout.combine_rows()},
+               .rows = setup.layout.combine_rows(),
+               .row_bits = row_bits_of(setup.layout.combine_rows())},
       shared_bytes_(expert_shared_bytes(extra_, experts_, setup.num_ranks, setup.layout.shape().row_capacity)),
       state_(make_device_memory(device(), sizeof(ExpertBoard))) {
   const DeviceScope scope(device());
@@ -128,15 +135,17 @@ ExpertDispatchTask ExpertMajorEngine::dispatch_task(const DispatchRequest& reque
   const auto& planes = round.planes.planes;
   task.row = {.values = static_cast<int>(planes[protocol::kHiddenPlane].row_bytes),
               .scales = static_cast<int>(planes[protocol::kScalePlane].row_bytes)};
+  const auto pieces = static_cast<int>(protocol::ceil_div(task.row.lines(), kPieceLines));
+  task.parts = protocol::Divisor(extra_.in_lines() ? pieces : kStampedParts);
+  task.peers = protocol::Divisor(setup().num_ranks);
   return task;
 }
 
 void ExpertMajorEngine::launch_dispatch(const ExpertDispatchTask& task, const DispatchRequest& request) {
   const DeviceScope scope(device());
-  const std::int64_t most = setup().layout.shape().max_tokens;
-  constexpr std::int64_t kWarpsOfRow = 8;  // or about as many, that receive it
-  const std::int64_t parts = task.receives ? protocol::ceil_div(most * setup().num_ranks * kWarpsOfRow, kWarps) : 0;
-  const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 2 : 1, parts), request.num_sms);
+  const std::int64_t rows = task.receives ? setup().layout.combine_rows() : 0;
+  const std::int64_t receivers = protocol::ceil_div(rows * task.parts.value(), kWarps);
+  const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 2 : 1, receivers + 1), request.num_sms);
   launch_expert_dispatch(task, shared_bytes_, blocks, enter(request.stream));
 }
 
@@ -218,6 +227,7 @@ Status ExpertMajorEngine::combine_send(const CombineRequest& request, Round& rou
   task.from_row_stride = rows.strides[blocks ? 1 : 0] * element;
   task.from_block_stride = blocks ? rows.strides[0] * element : experts_.rows * task.from_row_stride;
   task.from_dtype = rows.dtype;
+  task.wire_dtype = setup().params.dtype;
   task.hidden = hidden_of(rows);
   task.from_vectors =
       unit_of(bits_of(rows.data) | bits_of(task.from_row_stride) | bits_of(task.from_block_stride)) == 16;
@@ -246,13 +256,23 @@ Status ExpertMajorEngine::combine_receive(const CombineTarget& target, const Rou
   return {.code = StatusCode::kEnqueued};
 }
 
-void ExpertMajorEngine::launch_combine_half(const ExpertCombineTask& task, const Stream& stream, int num_sms) {
+// With few rows in lines, their pieces are small and each scheduler of a multiprocessor has one.
+void ExpertMajorEngine::launch_combine_half(ExpertCombineTask& task, const Stream& stream, int num_sms) {
   const DeviceScope scope(device());
-  const std::int64_t rows = setup().layout.combine_rows();
-  const std::int64_t tokens = setup().layout.shape().max_tokens;
+  const protocol::WindowLayout& layout = setup().layout;
+  const std::int64_t rows = task.sends ? layout.combine_rows() : layout.shape().max_tokens;
   const bool logarithmic = setup().spec.combine_wire == protocol::CombineWire::kLogarithmic;
-  launch_expert_combine(task, setup().params.dtype, logarithmic, blocks_for(task.sends ? rows : tokens, num_sms),
-                        enter(stream));
+  std::int64_t work = rows;
+  if (extra_.in_lines() && !logarithmic) {
+    constexpr int kSchedulers = 4;
+    const std::int64_t warps = std::int64_t{blocks_for(kMaxBlocks, num_sms)} * kWarps;
+    task.row_lines = static_cast<int>(lines_of(task.hidden * size_of(setup().params.dtype)));
+    task.piece_lines =
+        rows * protocol::ceil_div(task.row_lines, kLinesOfAccess) <= warps ? kLinesOfAccess : kPieceLines;
+    task.pieces = protocol::Divisor(static_cast<int>(protocol::ceil_div(task.row_lines, task.piece_lines)));
+    work = protocol::ceil_div(rows * task.pieces.value(), kSchedulers);
+  }
+  launch_expert_combine(task, logarithmic, blocks_for(work, num_sms), enter(stream));
 }
 
 // What follows goes on the last stream, and is to go on this one.

@@ -63,7 +63,7 @@ class ExpertMajorEngine final : public CudaEngine {
   void launch_dispatch(const ExpertDispatchTask& task, const DispatchRequest& request);
   // The last of the dispatch's rows in the window is read by what was enqueued.
   void close(ExpertBuffers& buffers);
-  void launch_combine_half(const ExpertCombineTask& task, const Stream& stream, int num_sms);
+  void launch_combine_half(ExpertCombineTask& task, const Stream& stream, int num_sms);
   void keep_stream_order(const Stream& stream);
 
   ExpertLayout extra_;

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads) abort_expert_dispatch(const __grid_c
   const std::uint32_t epoch = start.epoch + 1;
   begin_operation(common, *notice.state, {protocol::kDispatchPhase, epoch, true, true});
   for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
-    if (!wait_for_space(common, epoch, peer, common.num_ranks)) continue;
+    if (!wait_for_space_at(common, epoch, peer)) continue;
     std::byte* header = window_of(common, peer) + notice.extra.header(epoch, common.rank);
     for (int unit = 0; unit < kExpertHeaderUnits; ++unit) {
       const auto status = static_cast<std::uint32_t>(protocol::HeaderStatus::kAborted);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "engine/cuda/copies.cuh"
+#include "engine/cuda/expert_state.cuh"
 #include "engine/cuda/expert_tasks.h"
 #include "engine/cuda/routing.cuh"
 #include "engine/cuda/windows.cuh"
@@ -30,9 +31,10 @@ class RowToWindows {
   __device__ RowToWindows(const ExpertDispatchTask& task,
                           std::int64_t token,
                           std::uint32_t epoch,
-                          const TokenOfBlock& to)
+                          const std::uint32_t* ranks)
       : common_(task.common),
-        to_(to),
+        ranks_(ranks),
+        words_(task.route.words),
         values_(place_of(task, task.values, epoch, token)),
         scales_(place_of(task, task.scales, epoch, token)) {}
 
@@ -49,12 +51,15 @@ class RowToWindows {
  private:
   template <class Value>
   __device__ void store(std::int64_t place, int index, const Value& value) const {
-    for (int d = 0; d < to_.num_destinations; ++d)
-      reinterpret_cast<Value*>(window_of(common_, to_.destinations[d]) + place)[index] = value;
+    RankWalk walk(ranks_, words_);
+#pragma unroll 1
+    for (int rank = walk.next(); rank >= 0; rank = walk.next())
+      reinterpret_cast<Value*>(window_of(common_, rank) + place)[index] = value;
   }
 
   const Common& common_;
-  const TokenOfBlock& to_;
+  const std::uint32_t* ranks_;
+  int words_;
   std::int64_t values_;
   std::int64_t scales_;
 };
@@ -82,7 +87,7 @@ class RowToShared {
 
 class PlainRow {
  public:
-  __device__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+  __device__ __forceinline__ void load(const ExpertDispatchTask& task, std::int64_t token) {
     const Lane& lane = task.values;
     if (lane.unit != 16) return;
     const auto* from = reinterpret_cast<const uint4*>(lane.from + token * lane.from_stride);
@@ -95,7 +100,7 @@ class PlainRow {
   }
 
   template <class Sink>
-  __device__ void store(const ExpertDispatchTask& task, std::int64_t token, const Sink& sink) const {
+  __device__ __forceinline__ void store(const ExpertDispatchTask& task, std::int64_t token, const Sink& sink) const {
     const Lane& lane = task.values;
     const Lane& scales = task.scales;
     const Crew crew{static_cast<int>(threadIdx.x), kThreads};
@@ -123,63 +128,79 @@ class PlainRow {
   uint4 units_[kAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
 };
 
-// A thread casts 16 values at a time, so that eight of them share a scale and a warp has four.
+// A thread casts 16 values at a time, so that eight of them share a scale and a warp has four. Rows of up to 16 values
+// for each thread are loaded ahead.
 template <class From>
 class CastRow {
  public:
-  __device__ void load(const ExpertDispatchTask& task, std::int64_t token) {
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k)
-      load_values(task, token, static_cast<int>(threadIdx.x) + k * kThreads, raw_[k]);
+  __device__ __forceinline__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+    raw_ = load_values(task, token, static_cast<int>(threadIdx.x));
   }
 
   template <class Sink>
-  __device__ void store(const ExpertDispatchTask& task, std::int64_t token, const Sink& sink) const {
+  __device__ __forceinline__ void store(const ExpertDispatchTask& task, std::int64_t token, const Sink& sink) const {
     const auto units = static_cast<int>(protocol::ceil_div(task.values.row_bytes, kValues));
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (k * kThreads < units) store_values(task, static_cast<int>(threadIdx.x) + k * kThreads, raw_[k], sink);
-    }
-    for (int first = kAtOnce * kThreads; first < units; first += kThreads) {
-      Raw raw;
-      load_values(task, token, first + static_cast<int>(threadIdx.x), raw);
-      store_values(task, first + static_cast<int>(threadIdx.x), raw, sink);
-    }
+    store_values(task, static_cast<int>(threadIdx.x), raw_, sink);
+    if (units > kThreads) store_rest(task, token, units, sink);
   }
 
  private:
   using Bits = typename From::Bits;
   static constexpr int kValues = 16;
   static constexpr int kVectors = kValues * static_cast<int>(sizeof(Bits)) / 16;
-  static constexpr int kAtOnce = 4 / kVectors;
   static constexpr int kLanes = static_cast<int>(protocol::kCastBlock) / kValues;  // that share a scale
   static constexpr int kScales = kWarp / kLanes;
 
-  struct alignas(16) Raw {
+  // Taken apart only when they are needed: until then they may be on their way.
+  struct Raw {
+    uint4 vectors[kVectors];  // NOLINT(modernize-avoid-c-arrays): device code
+  };
+
+  struct alignas(16) Values {
     Bits bits[kValues];  // NOLINT(modernize-avoid-c-arrays): device code
   };
 
   // Values behind the row's end are 0, which changes no scale.
-  static __device__ void load_values(const ExpertDispatchTask& task, std::int64_t token, int index, Raw& raw) {
+  static __device__ __forceinline__ Raw load_values(const ExpertDispatchTask& task, std::int64_t token, int index) {
     const std::byte* row = task.values.from + token * task.values.from_stride;
     const auto n = static_cast<int>(task.values.row_bytes);
     const int first = index * kValues;
-    if (task.values.unit == 16 && first + kValues <= n) {
-      raw = reinterpret_cast<const Raw*>(row)[index];
-      return;
-    }
+    if (first >= n) return {};
+    if (task.values.unit == 16 && first + kValues <= n) return reinterpret_cast<const Raw*>(row)[index];
+    return load_end(reinterpret_cast<const Bits*>(row) + first, n - first);
+  }
+
+  static __device__ __noinline__ Raw load_end(const Bits* from, int left) {
+    Values values;
 #pragma unroll
     for (int i = 0; i < kValues; ++i)
-      raw.bits[i] = first + i < n ? reinterpret_cast<const Bits*>(row)[first + i] : Bits{0};
+      values.bits[i] = i < left ? from[i] : Bits{0};
+    return __builtin_bit_cast(Raw, values);
+  }
+
+  template <class Sink>
+  static __device__ __noinline__ void store_rest(const ExpertDispatchTask& task,
+                                                 std::int64_t token,
+                                                 int units,
+                                                 Sink sink) {
+#pragma unroll 1
+    for (int first = kThreads; first < units; first += kThreads) {
+      const int index = first + static_cast<int>(threadIdx.x);
+      store_values(task, index, load_values(task, token, index), sink);
+    }
   }
 
   // By whole warps.
   template <class Sink>
-  static __device__ void store_values(const ExpertDispatchTask& task, int index, const Raw& raw, const Sink& sink) {
+  static __device__ __forceinline__ void store_values(const ExpertDispatchTask& task,
+                                                      int index,
+                                                      const Raw& raw,
+                                                      const Sink& sink) {
+    const auto values = __builtin_bit_cast(Values, raw);
     std::uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kValues; ++i)
-      largest = max(largest, protocol::finite_magnitude(protocol::decode<From>(raw.bits[i])));
+      largest = max(largest, protocol::finite_magnitude(protocol::decode<From>(values.bits[i])));
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2)
       largest = max(largest, __shfl_xor_sync(kAllLanes, largest, step));
@@ -189,8 +210,8 @@ class CastRow {
 #pragma unroll
     for (int i = 0; i < kValues; i += 2) {
       // As protocol::cast_to_block: the product is rounded, then saturates; NaN becomes 0x7F.
-      const float2 pair = make_float2(__fmul_rn(protocol::decode<From>(raw.bits[i]), inverse),
-                                      __fmul_rn(protocol::decode<From>(raw.bits[i + 1]), inverse));
+      const float2 pair = make_float2(__fmul_rn(protocol::decode<From>(values.bits[i]), inverse),
+                                      __fmul_rn(protocol::decode<From>(values.bits[i + 1]), inverse));
       const std::uint32_t codes = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
       words[i / 4] |= codes << (8 * (i % 4));
     }
@@ -202,7 +223,7 @@ class CastRow {
 
   // A warp's four scales together; 0 behind the row's end.
   template <class Sink>
-  static __device__ void store_scales(DispatchCast cast, int index, float scale, const Sink& sink) {
+  static __device__ __forceinline__ void store_scales(DispatchCast cast, int index, float scale, const Sink& sink) {
     const bool packed = cast == DispatchCast::kFp8Block128Ue8m0;
     const std::uint32_t own = packed ? protocol::encode_e8m0(scale) : __float_as_uint(scale);
     std::uint32_t all[kScales];  // NOLINT(modernize-avoid-c-arrays): device code
@@ -217,52 +238,75 @@ class CastRow {
     }
   }
 
-  Raw raw_[kAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
+  Raw raw_;
 };
 
-// Where a part of a row goes: `offset` bytes into the row at each place.
-struct Places {
-  std::byte* const* rows = nullptr;
-  int count = 0;
-  int offset = 0;
-};
+// Where a row goes, in the lanes of a warp: each of those that are listed has an address.
+struct PlacesOfLanes {
+  std::byte* rows[kPicksOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
+  unsigned listed[kPicksOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
 
-// Units are loaded before the first is stored.
-template <class Unit>
-__device__ void copy_units(const Places& to, const std::byte* from, int bytes, Crew crew) {
-  constexpr int kAtOnce = 4;
-  const auto* units = reinterpret_cast<const Unit*>(from);
-  const int n = bytes / static_cast<int>(sizeof(Unit));
-  for (int first = crew.index; first < n; first += kAtOnce * crew.count) {
-    Unit values[kAtOnce];
+  template <class Visit>
+  __device__ void for_each(const Visit& visit) const {
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (first + k * crew.count < n) values[k] = units[first + k * crew.count];
-    }
-    for (int place = 0; place < to.count; ++place) {
-      auto* row = reinterpret_cast<Unit*>(to.rows[place] + to.offset);
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (first + k * crew.count < n) row[first + k * crew.count] = values[k];
+    for (int i = 0; i < kPicksOfLane; ++i) {
+#pragma unroll 1
+      for (unsigned left = listed[i]; left != 0; left &= left - 1) {
+        const auto row = reinterpret_cast<unsigned long long>(rows[i]);
+        visit(reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, row, __ffs(static_cast<int>(left)) - 1)));
       }
     }
+  }
+};
+
+// Bytes [begin, begin + bytes) of a row, which are at `from`.
+struct PieceOfRow {
+  const std::byte* from;
+  int begin;
+  int bytes;
+};
+
+// By one warp, which is one of several: units are loaded before the first is stored.
+template <class Unit>
+__device__ void copy_units(const PlacesOfLanes& to, const PieceOfRow& piece, Crew warps) {
+  constexpr int kAtOnce = 2;
+  const auto* units = reinterpret_cast<const Unit*>(piece.from);
+  const int n = piece.bytes / static_cast<int>(sizeof(Unit));
+#pragma unroll 1
+  for (int first = warps.index * kWarp; first < n; first += kAtOnce * warps.count * kWarp) {
+    const int index = first + lane_index();
+    const int step = warps.count * kWarp;
+    Unit values[kAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (index + k * step < n) values[k] = units[index + k * step];
+    }
+    to.for_each([&](std::byte* row) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (index + k * step < n) reinterpret_cast<Unit*>(row + piece.begin)[index + k * step] = values[k];
+      }
+    });
+  }
+}
+
+__device__ __noinline__ inline void copy_small_units(PlacesOfLanes to, PieceOfRow piece, int unit, Crew warps) {
+  switch (unit) {
+    case 8:
+      return copy_units<uint2>(to, piece, warps);
+    case 4:
+      return copy_units<std::uint32_t>(to, piece, warps);
+    case 2:
+      return copy_units<std::uint16_t>(to, piece, warps);
+    default:
+      return copy_units<std::uint8_t>(to, piece, warps);
   }
 }
 
 // `unit` bytes divide all of it.
-__device__ inline void copy_to_places(const Places& to, const std::byte* from, int bytes, int unit, Crew crew) {
-  switch (unit) {
-    case 16:
-      return copy_units<uint4>(to, from, bytes, crew);
-    case 8:
-      return copy_units<uint2>(to, from, bytes, crew);
-    case 4:
-      return copy_units<std::uint32_t>(to, from, bytes, crew);
-    case 2:
-      return copy_units<std::uint16_t>(to, from, bytes, crew);
-    default:
-      return copy_units<std::uint8_t>(to, from, bytes, crew);
-  }
+__device__ __forceinline__ void copy_to_places(const PlacesOfLanes& to, const PieceOfRow& piece, int unit, Crew warps) {
+  if (unit != 16) return copy_small_units(to, piece, unit, warps);
+  copy_units<uint4>(to, piece, warps);
 }
 
 }  // namespace tokenyard::engine::cuda

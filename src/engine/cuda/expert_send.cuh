@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sending half of an expert-major dispatch. Each block routes its tokens by itself: it counts the picks of all
-// tokens before them, so that a row's place among those of its source goes along with it. The last block tells the
-// counts of all tokens, from which receivers know where each source's rows begin.
+// tokens before them, so that a row's place among those of its source goes along with it. One block tells the counts of
+// all tokens, from which receivers know where each source's rows begin. What stands between two barriers needs nothing
+// but loads that were issued at the start.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,6 @@ struct SentTable {
   std::int32_t* rows = nullptr;      // [num_experts]
   std::int32_t* routes = nullptr;    // [num_experts]
   std::int32_t* per_rank = nullptr;  // [num_ranks]
-};
-
-struct SentToken {
-  TokenOfBlock token;  // wire_ids: the owner of each pick, or -1
-  std::int32_t places[kMaxTopK];
-  std::uint32_t weights[kMaxTopK];
 };
 
 __device__ __forceinline__ std::int64_t id_of(const Picks& picks, std::int64_t token, int slot) {
@@ -49,121 +44,215 @@ __device__ inline float weight_of(const Picks& picks, std::int64_t token, int sl
   }
 }
 
-__device__ inline void clear_table(const ExpertDispatchTask& task, const SentTable& table) {
+__device__ __forceinline__ void clear_table(const ExpertDispatchTask& task, const SentTable& table) {
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < task.experts.num_experts; i += kThreads)
     table.rows[i] = table.routes[i] = 0;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < task.common.num_ranks; i += kThreads)
     table.per_rank[i] = 0;
 }
 
-// Adds tokens [first, last). A row counts once for each expert and each rank, a route for each pick.
-__device__ inline void count_tokens(const ExpertDispatchTask& task,
-                                    std::int64_t first,
-                                    std::int64_t last,
-                                    const SentTable& table) {
+struct CountedPick {
+  int id;  // an expert
+  int owner;
+  bool first_of_expert;  // among its token's picks
+  bool first_of_rank;
+};
+
+__device__ __forceinline__ void count_pick(const SentTable& table, const CountedPick& pick) {
+  if (is_clerk()) atomicAdd(table.routes + pick.id, 1);
+  if (pick.first_of_expert) atomicAdd(table.rows + pick.id, 1);
+  if (pick.first_of_rank) atomicAdd(table.per_rank + pick.owner, 1);
+}
+
+// Tokens [first, last), where a token has more picks than a warp has lanes.
+__device__ __noinline__ void count_long_tokens(const ExpertDispatchTask& task,
+                                               std::int64_t first,
+                                               std::int64_t last,
+                                               SentTable table) {
   const Experts& experts = task.experts;
-  const auto top_k = static_cast<unsigned>(experts.top_k);
-  const auto end = static_cast<unsigned>(last) * top_k;
-  for (unsigned i = static_cast<unsigned>(first) * top_k + threadIdx.x; i < end; i += kThreads) {
-    const std::int64_t token = i / top_k;
-    const auto slot = static_cast<int>(i % top_k);
-    const std::int64_t id = id_of(task.picks, token, slot);
-    if (!is_expert(experts, id)) continue;
-    const int owner = experts.owners.owner_of(static_cast<int>(id));
-    const int from = protocol::first_local_expert(experts.num_experts, task.common.num_ranks, owner);
-    const int to = from + protocol::num_local_experts(experts.num_experts, task.common.num_ranks, owner);
-    bool same_expert = false;
-    bool same_rank = false;
-    for (int before = 0; before < slot; ++before) {
-      const std::int64_t other = id_of(task.picks, token, before);
-      same_expert = same_expert || other == id;
-      same_rank = same_rank || (other >= from && other < to);
+  for (std::int64_t token = first + warp_index(); token < last; token += kWarps) {
+    for (int slot = lane_index(); slot < experts.top_k; slot += kWarp) {
+      const std::int64_t id = id_of(task.picks, token, slot);
+      if (!is_expert(experts, id)) continue;
+      CountedPick pick{static_cast<int>(id), experts.owners.owner_of(static_cast<int>(id)), true, true};
+      for (int before = 0; before < slot; ++before) {
+        const std::int64_t other = id_of(task.picks, token, before);
+        if (!is_expert(experts, other)) continue;
+        pick.first_of_expert = pick.first_of_expert && other != id;
+        pick.first_of_rank = pick.first_of_rank && experts.owners.owner_of(static_cast<int>(other)) != pick.owner;
+      }
+      count_pick(table, pick);
     }
-    atomicAdd(table.routes + id, 1);
-    if (!same_expert) atomicAdd(table.rows + id, 1);
-    if (!same_rank) atomicAdd(table.per_rank + owner, 1);
   }
 }
 
-// A token's picks in the lanes of one warp, loaded before they are looked at.
-struct PicksOfLane {
-  static constexpr int kMost = kMaxTopK / kWarp;
+// Counts tokens by whole ones in the lanes of each warp, so many of them at a time. A row counts once for each expert
+// and each rank, a route for each pick. Only where tokens have no more picks than a warp has lanes.
+class PickCounter {
+ public:
+  __device__ explicit PickCounter(const ExpertDispatchTask& task)
+      : of_warp_(static_cast<int>(task.experts.picks.divide(kWarp))),
+        in_warp_(static_cast<int>(task.experts.picks.divide(static_cast<unsigned>(lane_index())))),
+        slot_(lane_index() - in_warp_ * task.experts.top_k) {}
 
-  __device__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+  // The next tokens from `first` on, as far as `last`.
+  __device__ __forceinline__ void load(const ExpertDispatchTask& task, int first, int last) {
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int token = token_of(first, k);
+      ids_[k] = token < last && in_warp_ < of_warp_ ? id_of(task.picks, token, slot_) : -1;
+    }
+  }
+
+  // What was loaded, as far as `last`.
+  __device__ __forceinline__ void add(const Experts& experts, int first, int last, const SentTable& table) const {
+    const auto lane = static_cast<unsigned>(lane_index());
+    const unsigned below = (1U << lane) - 1;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (token_of(first, k) - in_warp_ >= last) continue;
+      const bool counts = token_of(first, k) < last && is_expert(experts, ids_[k]);
+      const int id = counts ? static_cast<int>(ids_[k]) : 0;
+      const int owner = experts.owners.owner_of(id);
+      // Of a token, neighbours in the high bits; lanes without an expert are like nobody.
+      const unsigned mine = (counts ? static_cast<unsigned>(in_warp_) : kWarp + lane) << 16;
+      const unsigned experts_like = __match_any_sync(kAllLanes, mine | static_cast<unsigned>(id));
+      const unsigned ranks_like = __match_any_sync(kAllLanes, mine | static_cast<unsigned>(owner));
+      if (counts) count_pick(table, {id, owner, (experts_like & below) == 0, (ranks_like & below) == 0});
+    }
+  }
+
+  // Tokens that are loaded at once.
+  [[nodiscard]] __device__ int step() const {
+    return kAtOnce * kWarps * of_warp_;
+  }
+
+ private:
+  static constexpr int kAtOnce = 2;
+
+  [[nodiscard]] __device__ int token_of(int first, int lap) const {
+    return first + (lap * kWarps + warp_index()) * of_warp_ + in_warp_;
+  }
+
+  int of_warp_;  // tokens of a warp
+  int in_warp_;  // this lane's of them; the last lanes may have none
+  int slot_;
+  std::int64_t ids_[kAtOnce];  // NOLINT(modernize-avoid-c-arrays): device code
+};
+
+// Adds tokens [first, last).
+__device__ __noinline__ void count_tokens(const ExpertDispatchTask& task, int first, int last, SentTable table) {
+  if (task.experts.top_k > kWarp) return count_long_tokens(task, first, last, table);
+  PickCounter counter(task);
+#pragma unroll 1
+  for (int token = first; token < last; token += counter.step()) {
+    counter.load(task, token, last);
+    counter.add(task.experts, token, last, table);
+  }
+}
+
+// A token's picks in the lanes of the warp that tells of it.
+struct PicksOfLane {
+  __device__ __forceinline__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+#pragma unroll
+    for (int i = 0; i < kPicksOfLane; ++i) {
       const int slot = i * kWarp + lane_index();
+      ids[i] = -1;
+      weights[i] = 0;
       if (slot >= task.experts.top_k) continue;
       ids[i] = id_of(task.picks, token, slot);
       if (task.picks.weights != nullptr) weights[i] = weight_of(task.picks, token, slot);
     }
   }
 
-  std::int64_t ids[kMost];  // NOLINT(modernize-avoid-c-arrays): device code
-  float weights[kMost];     // NOLINT(modernize-avoid-c-arrays): device code
+  std::int64_t ids[kPicksOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
+  int owners[kPicksOfLane];        // NOLINT(modernize-avoid-c-arrays): device code; -1: no expert
+  float weights[kPicksOfLane];     // NOLINT(modernize-avoid-c-arrays): device code
 };
 
-// By one warp, when the table holds all tokens before this one.
-__device__ inline void route_picks(const ExpertDispatchTask& task,
-                                   std::int64_t token,
-                                   const PicksOfLane& picks,
-                                   const SentTable& table,
-                                   SentToken& shared) {
+// The ranks that the block's token goes to, in shared memory.
+struct RanksOfToken {
+  std::uint32_t words[kMaxRanks / kWordBits];  // NOLINT(modernize-avoid-c-arrays): device code
+};
+
+// One warp of a block routes its token; it is the one that has least of a row to move.
+__device__ __forceinline__ bool is_router() {
+  return warp_index() == kWarps - 1;
+}
+
+__device__ __noinline__ void count_invalid_id(Board* board) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(&board->invalid_ids), 1ULL);
+}
+
+// By the router: finds the owners of its picks.
+__device__ __forceinline__ void find_owners(const ExpertDispatchTask& task,
+                                            std::int64_t token,
+                                            PicksOfLane& picks,
+                                            RanksOfToken& to) {
   const Experts& experts = task.experts;
-  const int num_ranks = task.common.num_ranks;
+#pragma unroll 1
   for (int i = lane_index(); i < task.route.words; i += kWarp)
-    shared.token.words[i] = 0;
+    to.words[i] = 0;
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < PicksOfLane::kMost; ++i) {
-    const int slot = i * kWarp + lane_index();
-    if (slot >= experts.top_k) continue;
+  for (int i = 0; i < kPicksOfLane; ++i) {
     const std::int64_t id = picks.ids[i];
-    shared.token.wire_ids[slot] = -1;
-    if (task.picks.weights != nullptr) shared.weights[slot] = __float_as_uint(picks.weights[i]);
+    picks.owners[i] = -1;
+    if (i * kWarp >= experts.top_k) continue;
     if (is_expert(experts, id)) {
       const int owner = experts.owners.owner_of(static_cast<int>(id));
-      const auto local = static_cast<int>(id) - protocol::first_local_expert(experts.num_experts, num_ranks, owner);
-      shared.token.wire_ids[slot] = owner;
-      shared.places[slot] = static_cast<std::int32_t>(local * experts.rows + table.rows[id]);
-      atomicOr(&shared.token.words[owner / kWordBits], 1U << (owner % kWordBits));
+      picks.owners[i] = owner;
+      atomicOr(&to.words[owner / kWordBits], 1U << (owner % kWordBits));
     } else if (id != -1 && id != experts.invalid_id) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&task.common.board->invalid_ids), 1ULL);
+      count_invalid_id(task.common.board);
     }
   }
   __syncwarp();
+#pragma unroll 1
   for (int i = lane_index(); i < task.route.words; i += kWarp)
-    task.route.ranks_of_token[token * task.route.words + i] = shared.token.words[i];
-  list_destinations(task.route.words, shared.token, [](int /*rank*/) {});
+    task.route.ranks_of_token[token * task.route.words + i] = to.words[i];
 }
 
-// One word of what `rank` is told of the token.
-__device__ inline std::uint32_t packet_word(
-    const ExpertDispatchTask& task, int rank, int word, const SentTable& table, const SentToken& shared) {
-  const int top_k = task.experts.top_k;
-  const bool goes_there = (shared.token.words[rank / kWordBits] >> (rank % kWordBits) & 1U) != 0;
-  if (word == 0) return static_cast<std::uint32_t>(goes_there ? table.per_rank[rank] : kNoRow);
-  if (word > 2 * top_k) return 0;
-  if (word > top_k) return shared.weights[word - 1 - top_k];
-  const int slot = word - 1;
-  return static_cast<std::uint32_t>(shared.token.wire_ids[slot] == rank ? shared.places[slot] : kNoPlace);
-}
-
-// Every rank is told of every token: of one that does not go there in one unit.
-__device__ inline void send_packets(const ExpertDispatchTask& task,
-                                    std::uint32_t epoch,
-                                    std::int64_t token,
-                                    const SentTable& table,
-                                    const SentToken& shared) {
+// By the router, when the table holds all tokens before this one. Every rank is told of every token: of one that does
+// not go there in one unit.
+__device__ __forceinline__ void send_packets(const ExpertDispatchTask& task,
+                                             std::uint32_t epoch,
+                                             std::int64_t token,
+                                             const PicksOfLane& picks,
+                                             const SentTable& table,
+                                             const RanksOfToken& to) {
   const Common& common = task.common;
-  const int units = ExpertLayout::units_of(1 + task.experts.top_k * (task.picks.weights != nullptr ? 2 : 1));
-  for (int i = static_cast<int>(threadIdx.x); i < common.num_ranks * units; i += kThreads) {
-    const int rank = i / units;
-    const int unit = i % units;
-    if (unit > 0 && (shared.token.words[rank / kWordBits] >> (rank % kWordBits) & 1U) == 0) continue;
-    std::byte* to = window_of(common, rank) + task.extra.packet(epoch, common.rank, token) + unit * kTaggedBytes;
-    const auto word = [&](int index) { return packet_word(task, rank, kTaggedWords * unit + index, table, shared); };
-    store_tagged(to, {{word(0), word(1)}}, tag_of(epoch));
+  const Experts& experts = task.experts;
+  const std::int64_t packet = task.extra.packet(epoch, common.rank, token);
+  const std::uint32_t tag = tag_of(epoch);
+#pragma unroll 1
+  for (int rank = lane_index(); rank < common.num_ranks; rank += kWarp) {
+    const bool goes_there = (to.words[rank / kWordBits] >> (rank % kWordBits) & 1U) != 0;
+    const std::int32_t row = goes_there ? table.per_rank[rank] : kNoRow;
+    store_tagged(window_of(common, rank) + packet, {{static_cast<std::uint32_t>(row), 0}}, tag);
+  }
+  std::int32_t places[kPicksOfLane];  // NOLINT(modernize-avoid-c-arrays): device code
+#pragma unroll
+  for (int i = 0; i < kPicksOfLane; ++i) {
+    places[i] = kNoPlace;
+    if (i * kWarp >= experts.top_k || picks.owners[i] < 0) continue;
+    const auto id = static_cast<int>(picks.ids[i]);
+    const int first = protocol::first_local_expert(experts.num_experts, common.num_ranks, picks.owners[i]);
+    places[i] = experts.place(id - first, table.rows[id]);
+  }
+  RankWalk walk(to.words, task.route.words);
+#pragma unroll 1
+  for (int rank = walk.next(); rank >= 0; rank = walk.next()) {
+#pragma unroll
+    for (int i = 0; i < kPicksOfLane; ++i) {
+      const int slot = i * kWarp + lane_index();
+      if (slot >= experts.top_k) continue;
+      const std::int32_t place = picks.owners[i] == rank ? places[i] : kNoPlace;
+      store_tagged(window_of(common, rank) + packet + (1 + slot) * kTaggedBytes,
+                   {{static_cast<std::uint32_t>(place), __float_as_uint(picks.weights[i])}}, tag);
+    }
   }
 }
 
@@ -172,11 +261,12 @@ __device__ inline void send_packets(const ExpertDispatchTask& task,
 __device__ inline void stamp_rows(const ExpertDispatchTask& task,
                                   std::uint32_t epoch,
                                   std::int64_t token,
-                                  const SentToken& shared) {
+                                  const RanksOfToken& to) {
   const Common& common = task.common;
-  for (int d = static_cast<int>(threadIdx.x); d < shared.token.num_destinations; d += kThreads) {
-    std::byte* to = window_of(common, shared.token.destinations[d]) + task.extra.arrived(epoch, common.rank, token);
-    store_release_system(reinterpret_cast<std::uint64_t*>(to), protocol::encode_stamp(epoch, 1));
+  for (int rank = static_cast<int>(threadIdx.x); rank < common.num_ranks; rank += kThreads) {
+    if ((to.words[rank / kWordBits] >> (rank % kWordBits) & 1U) == 0) continue;
+    std::byte* stamp = window_of(common, rank) + task.extra.arrived(epoch, common.rank, token);
+    store_release_system(reinterpret_cast<std::uint64_t*>(stamp), protocol::encode_stamp(epoch, 1));
   }
 }
 
@@ -197,16 +287,15 @@ __device__ inline void send_header_unit(
                tag_of(epoch));
 }
 
-// By the last block. Leaves the table empty. False when the dispatch ends here.
-__device__ inline bool announce(const ExpertDispatchTask& task,
+// By the clerk, when the table holds all tokens.
+__device__ inline void announce(const ExpertDispatchTask& task,
                                 std::uint32_t epoch,
                                 std::int64_t tokens,
                                 const SentTable& table) {
   const Common& common = task.common;
   const Experts& experts = task.experts;
   const auto thread = static_cast<int>(threadIdx.x);
-  count_tokens(task, 0, tokens, table);
-  if (__syncthreads_and(wait_for_space(common, epoch, thread, kThreads)) == 0) return false;
+#pragma unroll 1
   for (int id = thread; id < experts.num_experts; id += kThreads) {
     const int owner = experts.owners.owner_of(id);
     const int local = id - protocol::first_local_expert(experts.num_experts, common.num_ranks, owner);
@@ -214,62 +303,109 @@ __device__ inline bool announce(const ExpertDispatchTask& task,
                  {{static_cast<std::uint32_t>(table.rows[id]), static_cast<std::uint32_t>(table.routes[id])}},
                  tag_of(epoch));
   }
+#pragma unroll 1
   for (int i = thread; i < common.num_ranks * kExpertHeaderUnits; i += kThreads)
     send_header_unit(task, epoch, tokens, i, table);
+#pragma unroll 1
   for (int rank = thread; rank < common.num_ranks; rank += kThreads)
     task.route.rows_sent[rank] = table.per_rank[rank];
   if (thread == 0) task.route.state[kOwnTokens] = static_cast<std::uint32_t>(tokens);
-  __syncthreads();
-  clear_table(task, table);
-  __syncthreads();
-  return true;
 }
 
 // What a block loads of a token before it knows the epoch. `Row`: how its row is loaded and stored (expert_rows.cuh).
 template <class Row>
 struct LoadedToken {
-  __device__ void load(const ExpertDispatchTask& task, std::int64_t token) {
+  __device__ __forceinline__ void load(const ExpertDispatchTask& task, std::int64_t token) {
     row.load(task, token);
-    if (warp_index() == 0) picks.load(task, token);
+    if (is_router()) picks.load(task, token);
   }
 
   Row row;
   PicksOfLane picks;
 };
 
-// `table` is empty. `staged`: shared memory for a row that crosses in lines. `loaded`: the block's first token.
+// A block's way through its tokens. `table` is empty at first. `staged`: shared memory for a row that crosses in lines.
 template <class Row>
-__device__ void send_tokens(const ExpertDispatchTask& task,
-                            std::uint32_t epoch,
-                            const SentTable& table,
-                            std::byte* staged,
-                            LoadedToken<Row>& loaded) {
-  __shared__ SentToken shared;
-  const Common& common = task.common;
-  const std::int64_t tokens = tokens_of_call(task.num_tokens, task.num_tokens_on_device);
-  if (is_clerk() && !announce(task, epoch, tokens, table)) return;
-  std::int64_t counted = 0;
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    const bool first = token == blockIdx.x;
-    if (!first) loaded.load(task, token);
-    count_tokens(task, counted, token, table);
-    counted = token;
-    const bool space = !first || wait_for_space(common, epoch, static_cast<int>(threadIdx.x), kThreads);
-    if (__syncthreads_and(space) == 0) return;
-    if (warp_index() == 0) route_picks(task, token, loaded.picks, table, shared);
-    if (task.extra.in_lines()) loaded.row.store(task, token, RowToShared(task, staged));
+class Sender {
+ public:
+  __device__ Sender(const ExpertDispatchTask& task, const SentTable& table, std::byte* staged)
+      : task_(task), table_(table), staged_(staged) {}
+
+  // What needs no epoch, of the block's first token.
+  __device__ __forceinline__ void begin() {
+    if (has_token()) loaded_.load(task_, token_);
+    const bool few_picks = task_.experts.top_k <= kWarp;
+    int before = is_clerk() ? tokens_ : min(token_, tokens_);
+    PickCounter counter(task_);
+    if (few_picks) counter.load(task_, 0, before);
+    clear_table(task_, table_);
+    tokens_ = static_cast<int>(tokens_of_call(tokens_, task_.num_tokens_on_device));
+    before = min(before, tokens_);
     __syncthreads();
-    send_packets(task, epoch, token, table, shared);
-    if (task.extra.in_lines()) {
-      store_row_in_lines(common, shared.token, task.extra.lines(epoch, common.rank, token), staged, task.row.lines(),
-                         line_flag(epoch));
+    if (few_picks) counter.add(task_.experts, 0, before, table_);
+    const int counted = few_picks ? counter.step() : 0;
+    if (counted < before) count_tokens(task_, counted, before, table_);
+    if (has_token()) prepare();
+  }
+
+  // Behind a barrier, when there is room for the rows.
+  __device__ __forceinline__ void send(std::uint32_t epoch) {
+    if (is_clerk()) {
+      announce(task_, epoch, tokens_, table_);
+      if (!has_token()) return;
       __syncthreads();
-    } else {
-      loaded.row.store(task, token, RowToWindows(task, token, epoch, shared.token));
+      clear_table(task_, table_);
       __syncthreads();
-      stamp_rows(task, epoch, token, shared);
+      count_tokens(task_, 0, token_, table_);
+      __syncthreads();
+    }
+#pragma unroll 1
+    while (has_token()) {
+      send_token(epoch);
+      const int counted = token_;
+      token_ += static_cast<int>(gridDim.x);
+      if (!has_token()) return;
+      __syncthreads();
+      loaded_.load(task_, token_);
+      count_tokens(task_, counted, token_, table_);
+      prepare();
+      __syncthreads();
     }
   }
-}
+
+ private:
+  [[nodiscard]] __device__ bool has_token() const {
+    return token_ < tokens_;
+  }
+
+  __device__ __forceinline__ void prepare() {
+    if (is_router()) find_owners(task_, token_, loaded_.picks, ranks());
+    if (task_.extra.in_lines()) loaded_.row.store(task_, token_, RowToShared(task_, staged_));
+  }
+
+  __device__ __forceinline__ void send_token(std::uint32_t epoch) {
+    if (is_router()) send_packets(task_, epoch, token_, loaded_.picks, table_, ranks());
+    if (task_.extra.in_lines()) {
+      const std::int64_t place = task_.extra.lines(epoch, task_.common.rank, token_);
+      return store_row_in_lines({task_.common, ranks().words, task_.route.words, place}, staged_, task_.row.lines(),
+                                line_flag(epoch));
+    }
+    loaded_.row.store(task_, token_, RowToWindows(task_, token_, epoch, ranks().words));
+    __syncthreads();
+    stamp_rows(task_, epoch, token_, ranks());
+  }
+
+  static __device__ RanksOfToken& ranks() {
+    __shared__ RanksOfToken ranks;
+    return ranks;
+  }
+
+  const ExpertDispatchTask& task_;
+  SentTable table_;
+  std::byte* staged_;
+  LoadedToken<Row> loaded_;
+  int token_ = static_cast<int>(blockIdx.x);
+  int tokens_ = static_cast<int>(task_.num_tokens);  // at most, until it is known
+};
 
 }  // namespace tokenyard::engine::cuda

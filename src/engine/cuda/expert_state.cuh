@@ -14,6 +14,32 @@
 
 namespace tokenyard::engine::cuda {
 
+// The ranks of a set, ascending.
+class RankWalk {
+ public:
+  __device__ RankWalk(const std::uint32_t* words, int num_words)
+      : words_(words), num_words_(num_words), word_(words[0]) {}
+
+  // -1 at the end.
+  __device__ __forceinline__ int next() {
+    while (word_ == 0) {
+      if (++index_ >= num_words_) return -1;
+      word_ = words_[index_];
+    }
+    const int rank = index_ * kWordBits + __ffs(static_cast<int>(word_)) - 1;
+    word_ &= word_ - 1;
+    return rank;
+  }
+
+ private:
+  const std::uint32_t* words_;
+  int num_words_;
+  std::uint32_t word_;
+  int index_ = 0;
+};
+
+inline constexpr int kPicksOfLane = kMaxTopK / kWarp;  // of a token whose picks the lanes of a warp have
+
 struct ExpertStep {
   int phase = protocol::kDispatchPhase;
   std::uint32_t epoch = 0;
@@ -71,33 +97,41 @@ __device__ inline void settle(const Common& common, ExpertBoard& board, const Ex
     common.host->invalid_ids = common.board->invalid_told = common.board->invalid_ids;
 }
 
-// By all threads of a block, behind a barrier after they have read the epoch before. Each block leaves the epoch for
-// its successor; the last warp of the warden does the rest, and the others go on.
-__device__ inline void begin_operation(const Common& common, ExpertBoard& board, const ExpertStep& step) {
+__device__ __noinline__ inline void tend_as_warp(const Common& common, ExpertBoard& board, ExpertStep step) {
   std::uint32_t last[protocol::kNumPhases] = {};  // NOLINT(modernize-avoid-c-arrays): device code
-  const bool looks_after = is_warden() && warp_index() == kWarps - 1;
-  if (looks_after) {
-    for (const int phase : {int{protocol::kDispatchPhase}, int{protocol::kCombinePhase}})
-      last[phase] = __ldcg(&common.board->block_epochs[static_cast<unsigned>(phase)][blockIdx.x]);
-    // The step's own may have been written by now.
-    if (step.sends) last[step.phase] = step.epoch - 1;
-  }
-  if (step.sends) advance_block(common, step.phase, step.epoch);
-  if (!looks_after) return;
+  for (const int phase : {int{protocol::kDispatchPhase}, int{protocol::kCombinePhase}})
+    last[phase] = __ldcg(&common.board->block_epochs[static_cast<unsigned>(phase)][blockIdx.x]);
+  // The step's own may have been written by now.
+  if (step.sends) last[step.phase] = step.epoch - 1;
   publish_progress(common, board, last);
   __syncwarp();
   if (lane_index() == 0) settle(common, board, step);
 }
 
-// By any threads: waits for the rows and units of dispatch n - 2 to be read by the peers of this thread.
-__device__ inline bool wait_for_space(const Common& common, std::uint32_t epoch, int first, int step) {
+// By all threads of a block: the last warp of the warden looks after the board, and the others go on.
+__device__ __forceinline__ void tend_board(const Common& common, ExpertBoard& board, const ExpertStep& step) {
+  if (is_warden() && warp_index() == kWarps - 1) tend_as_warp(common, board, step);
+}
+
+// The same, behind a barrier after all have read the epoch before: each block leaves the new one for its successor.
+__device__ inline void begin_operation(const Common& common, ExpertBoard& board, const ExpertStep& step) {
+  if (step.sends) advance_block(common, step.phase, step.epoch);
+  tend_board(common, board, step);
+}
+
+// By one thread: waits for the rows and units of dispatch n - 2 to be read by a peer.
+__device__ inline bool wait_for_space_at(const Common& common, std::uint32_t epoch, int peer) {
+  const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
+  return wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
+    return protocol::reached(protocol::rows_released(load_acquire_system(word)), epoch - kExpertDepth);
+  });
+}
+
+// By all threads of a block: by all peers. The last warp but one has the least to do otherwise.
+__device__ inline bool wait_for_space(const Common& common, std::uint32_t epoch) {
   bool there = true;
-  for (int peer = first; peer < common.num_ranks; peer += step) {
-    const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
-    there = there && wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
-              return protocol::reached(protocol::rows_released(load_acquire_system(word)), epoch - kExpertDepth);
-            });
-  }
+  for (int peer = static_cast<int>(threadIdx.x + 2 * kWarp) % kThreads; peer < common.num_ranks; peer += kThreads)
+    there = there && wait_for_space_at(common, epoch, peer);
   return there;
 }
 

@@ -13,6 +13,12 @@
 
 namespace tokenyard::engine::cuda {
 
+// What a warp moves at a time: of a row in lines a piece, by so many accesses; of one that is stamped a part.
+inline constexpr int kLinesOfAccess = kWarp / kLineThreads;
+inline constexpr int kPieceAccesses = 2;
+inline constexpr int kPieceLines = kPieceAccesses * kLinesOfAccess;
+inline constexpr int kStampedParts = 4;
+
 // Which operations are under way, in device memory, one per communication; zero at first. One block of each operation
 // looks at it. The first thing that it does is to take what the operation before was receiving as received.
 struct alignas(16) ExpertBoard {
@@ -43,7 +49,8 @@ struct ExpertRoute {
   std::int32_t* source_ranges = nullptr;    // [num_local_experts, num_ranks, {first row, rows}]
   std::int32_t* source_tokens = nullptr;    // [num_local_experts, rows of an expert]
   unsigned long long* waited_ns = nullptr;  // [num_ranks]; 0 between operations
-  // [rows received, item_words]: source * max_tokens + token; the places of its picks; their weights.
+  // [rows received, item_words]: source and token; then for each pick its place and its weight. Sources from the next
+  // rank on, so that the rows of others are combined first.
   std::uint32_t* items = nullptr;
   int words = 1;  // of a token's set of ranks
   int item_words = 0;
@@ -53,11 +60,26 @@ struct ExpertRoute {
 struct Experts {
   protocol::OwnerRule owners{};
   int top_k = 0;
+  protocol::Divisor picks{1};  // top_k
   int num_experts = 0;
   int first_local = 0;
   int num_local = 0;
   std::int64_t invalid_id = -1;
   std::int64_t rows = 0;  // of an expert
+  int row_bits = 0;       // of a place: the row is in the low ones, above it the expert among its owner's
+
+  TOKENYARD_HD constexpr std::int32_t place(int local_expert, std::int32_t row) const {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(local_expert) << row_bits |
+                                     static_cast<std::uint32_t>(row));
+  }
+
+  TOKENYARD_HD constexpr int expert_of(std::int32_t place) const {
+    return static_cast<int>(static_cast<std::uint32_t>(place) >> row_bits);
+  }
+
+  TOKENYARD_HD constexpr int row_of(std::int32_t place) const {
+    return static_cast<int>(static_cast<std::uint32_t>(place) & ((1U << row_bits) - 1));
+  }
 };
 
 // [num_tokens, top_k] as the caller gave them.
@@ -100,6 +122,8 @@ struct ExpertDispatchTask {
   Copied scales_to{};
   std::int32_t* routes_per_expert = nullptr;  // the caller's statistics
   std::int64_t* waited = nullptr;
+  protocol::Divisor parts{1};  // of a row, a warp each at the receiver
+  protocol::Divisor peers{1};  // all ranks; for rows in lines, which are few enough
   bool with_weights = false;
   bool sends = true;
   bool receives = true;
@@ -119,7 +143,11 @@ struct ExpertCombineTask {
   std::byte* output = nullptr;
   std::int64_t output_stride = 0;
   std::int64_t hidden = 0;
+  int piece_lines = 0;          // where rows cross in lines: of a warp at a time
+  protocol::Divisor pieces{1};  // of a row
+  int row_lines = 0;
   Dtype from_dtype = Dtype::kBf16;
+  Dtype wire_dtype = Dtype::kBf16;
   Dtype output_dtype = Dtype::kBf16;
   bool from_vectors = false;  // rows may be accessed by 16 bytes
   bool output_vectors = false;

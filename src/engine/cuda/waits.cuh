@@ -32,12 +32,18 @@ __device__ inline void leave_notice(Notice& notice, NoticeKind kind, const Await
   *const_cast<volatile NoticeKind*>(&notice.kind) = kind;
 }
 
-__device__ inline void fail(const Common& common, NoticeKind kind, const Awaited& awaited, std::uint64_t waited_ns) {
+__device__ __noinline__ inline void fail(const Common& common,
+                                         NoticeKind kind,
+                                         const Awaited& awaited,
+                                         std::uint64_t waited_ns) {
   if (atomicCAS(&common.board->failed, 0U, 1U) == 0U) leave_notice(common.host->fault, kind, awaited, waited_ns);
 }
 
 // The operation ends here without a result; the next one works.
-__device__ inline void give_up(const Common& common, std::uint32_t* state, NoticeKind kind, const Awaited& awaited) {
+__device__ __noinline__ inline void give_up(const Common& common,
+                                            std::uint32_t* state,
+                                            NoticeKind kind,
+                                            const Awaited& awaited) {
   if (atomicExch(state, 1U) == 0U) leave_notice(common.host->aborted, kind, awaited, 0);
 }
 
