@@ -77,8 +77,8 @@ __device__ bool wait_unless(const Common& common,
 }
 
 // Waits until the phase of this parity has ended. Nobody but GPUs' memory is waited for. One that does not answer is no
-// case for a deadline of its own: the wait ends when another one of this rank has run out, and long after the load should
-// have come, because stages must not be left while loads are on their way to them.
+// case for a deadline of its own: the wait ends when another one of this rank has run out, and long after the load
+// should have come, because stages must not be left while loads are on their way to them.
 __device__ inline bool wait_for_bytes(const Common& common, std::uint64_t* counter, unsigned parity) {
   constexpr int kTriesPerLook = 1 << 14;
   while (true) {
