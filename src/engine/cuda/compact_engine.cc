@@ -40,7 +40,7 @@ ToldLists lists_in(const PinnedMemory& told, int num_ranks) {
 CompactEngine::CompactEngine(const Setup& setup, fabric::Window& window)
     : CudaEngine(setup, window),
       num_local_experts_(protocol::num_local_experts(setup.params.num_experts, setup.num_ranks, setup.rank)),
-      expert_counts_(ExpertCounts::of(setup.layout, setup.params.num_experts)),
+      headers_(CompactHeaders::of(setup.layout, setup.params.num_experts)),
       dispatch_epoch_(setup.initial_epoch) {
   if (setup.layout.shape().budget_bytes > 0) {
     throw Error(ErrorCode::kUnsupported,
@@ -49,6 +49,7 @@ CompactEngine::CompactEngine(const Setup& setup, fabric::Window& window)
                 setup.rank);
   }
   const DeviceScope scope(device());
+  masks_ = make_device_memory(device(), setup.num_ranks * chunk_stride() * kTaggedBytes);
   expert_rows_ = make_device_memory(device(), std::int64_t{setup.params.num_experts} * 4);
   told_ = make_pinned_memory(device(), static_cast<std::int64_t>(sizeof(ToldCounts)) +
                                            (2 * std::int64_t{setup.num_ranks} + num_local_experts_) * 4);
@@ -62,12 +63,11 @@ std::int64_t CompactEngine::chunk_stride() const {
   return protocol::align_up(setup().layout.max_chunks(), 4);
 }
 
-// [first of chunks] [wire ids] [begins] [bases]
+// [first of chunks] [wire ids] [begins]
 void CompactEngine::reserve(Round& round) {
   const std::int64_t ranks = setup().num_ranks;
   const std::int64_t ids = setup().layout.shape().max_tokens * setup().params.top_k * 4;
-  const std::int64_t extra =
-      ranks * chunk_stride() * 4 + protocol::align_up(ids, kPart) + 2 * protocol::align_up(ranks * 4, kPart);
+  const std::int64_t extra = ranks * chunk_stride() * 4 + protocol::align_up(ids, kPart) + ranks * 4;
   keep(round, std::make_unique<RouteBuffers>(device(), setup().layout, extra));
   for (auto* per_rank : {&round.rows_received, &round.tokens_of})
     per_rank->resize(static_cast<std::size_t>(ranks));
@@ -84,8 +84,7 @@ CompactRoute CompactEngine::route_of(const Round& round) const {
   std::byte* at = buffers_of(round).extra();
   route.first_of_chunk = reinterpret_cast<std::uint32_t*>(at);
   route.wire_ids = reinterpret_cast<std::int32_t*>(at += ranks * chunk_stride() * 4);
-  route.begin_at = reinterpret_cast<std::int32_t*>(at += protocol::align_up(ids, kPart));
-  route.row_base = reinterpret_cast<std::int32_t*>(at + protocol::align_up(ranks * 4, kPart));
+  route.begin_at = reinterpret_cast<std::int32_t*>(at + protocol::align_up(ids, kPart));
   return route;
 }
 
@@ -114,26 +113,31 @@ void CompactEngine::query(const DispatchRequest& request, Round& round) {
               on_host, round);
 }
 
-void CompactEngine::launch_counts(const DispatchRequest& request, const Round& round) {
-  CountTask task{.common = common(),
-                 .route = route_of(round),
-                 .ids = ids_of(setup().params, request, round),
-                 .num_tokens = request.num_tokens,
+CountTask CompactEngine::count_task(const DispatchRequest& request) const {
+  const MoeParams& params = setup().params;
+  CountTask task{.num_tokens = request.num_tokens,
                  .num_tokens_on_device = request.num_tokens_on_device,
                  .digest = request.digest,
                  .agreed = request.agreed,
-                 .expert_counts = expert_counts_,
-                 .expert_rows = reinterpret_cast<std::uint32_t*>(expert_rows_.get()),
-                 .num_experts = setup().params.num_experts};
+                 .headers = headers_,
+                 .owners = protocol::OwnerRule(params.num_experts, setup().num_ranks),
+                 .slots = protocol::Divisor(params.top_k),
+                 .masks = masks_.get(),
+                 .expert_rows = reinterpret_cast<std::uint32_t*>(expert_rows_.get())};
+  // A replay picks what the route says that was picked.
   if (request.replay != nullptr) {
-    task.replays = true;
-    task.replayed = route_of(*request.replay);
+    const CompactRoute route = route_of(*request.replay);
+    task.num_tokens_on_device = reinterpret_cast<const std::int32_t*>(route.basic.state + kRouteTokens);
   }
-  if (!request.fixed_rows) {
-    task.told = &counts_in(told_);
-    task.lists = lists_in(told_, setup().num_ranks);
-    task.ticket = ++ticket_;
-  }
+  return task;
+}
+
+void CompactEngine::launch_counts(const DispatchRequest& request, const Round& round) {
+  MoveTask task = move_task(request, round);
+  task.sends = task.receives = false;
+  task.counts.told = &counts_in(told_);
+  task.counts.lists = lists_in(told_, setup().num_ranks);
+  task.counts.ticket = ++ticket_;
   const std::int64_t chunks = protocol::num_chunks(request.num_tokens, setup().layout.shape().tokens_per_chunk);
   launch_count(task, blocks_for(chunks, request.num_sms), enter(request.stream));
 }
@@ -186,17 +190,19 @@ Status CompactEngine::dispatch_send(const DispatchRequest& request, Round& round
   const CompactRoute route = route_of(round);
   round.rows_on_device = request.fixed_rows ? reinterpret_cast<std::int32_t*>(route.basic.rows_received) : nullptr;
   round.tokens_on_device = request.fixed_rows ? route.basic.tokens_of : nullptr;
-  launch_counts(request, round);
   if (request.fixed_rows) {
     round.num_rows = request.row_limit;  // as many are shown
-  } else if (wait_for_counts(request.stream)) {
-    take_counts(round);
   } else {
-    const Status ended = poll();  // throws when ranks disagree
-    return ended.ok() ? Status{.code = StatusCode::kAborted, .fault = {.rank = setup().rank}} : ended;
+    launch_counts(request, round);
+    if (!wait_for_counts(request.stream)) {
+      const Status ended = poll();  // throws when ranks disagree
+      return ended.ok() ? Status{.code = StatusCode::kAborted, .fault = {.rank = setup().rank}} : ended;
+    }
+    take_counts(round);
   }
   if (!request.in_one_call) {
     MoveTask task = move_task(request, round);
+    task.settles = request.fixed_rows;
     task.receives = false;
     launch_rows(task, request);
   }
@@ -207,14 +213,20 @@ MoveTask CompactEngine::move_task(const DispatchRequest& request, const Round& r
   const MoeParams& params = setup().params;
   MoveTask task{.common = common(),
                 .route = route_of(round),
+                .counts = count_task(request),
                 .ids = ids_of(params, request, round),
                 .first_expert = protocol::first_local_expert(params.num_experts, setup().num_ranks, setup().rank),
                 .num_local_experts = num_local_experts_,
-                .row_limit = request.row_limit};
+                .row_limit = request.row_limit,
+                .sends_ids = request.payloads[protocol::kIdsPlane].row_bytes > 0};
+  if (request.replay != nullptr) {
+    task.ids.from = reinterpret_cast<const std::byte*>(route_of(*request.replay).wire_ids);
+    task.ids.from_stride = std::int64_t{params.top_k} * 4;
+    task.ids.from_i64 = false;
+  }
   for (std::size_t i = 0; i < request.payloads.size(); ++i) {
-    PayloadRows payload = request.payloads[i];
-    if (payload.row_bytes == 0) continue;
-    if (i == protocol::kIdsPlane) payload.data = reinterpret_cast<const std::byte*>(task.route.wire_ids);
+    const PayloadRows& payload = request.payloads[i];
+    if (payload.row_bytes == 0 || i == protocol::kIdsPlane) continue;
     task.lanes[static_cast<std::size_t>(task.num_lanes++)] = lane_of(payload, round.planes.planes[i]);
   }
   return task;
@@ -251,6 +263,7 @@ void CompactEngine::launch_rows(const MoveTask& task, const DispatchRequest& req
 Status CompactEngine::dispatch_receive(const DispatchRequest& request, Round& round) {
   MoveTask task = move_task(request, round);
   task.sends = request.in_one_call;
+  task.settles = task.sends && request.fixed_rows;
   add_outputs(request, round, task);
   launch_rows(task, request);
   return {.code = StatusCode::kEnqueued};
@@ -258,7 +271,7 @@ Status CompactEngine::dispatch_receive(const DispatchRequest& request, Round& ro
 
 void CompactEngine::fill(const DispatchRequest& request, Round& round) {
   MoveTask task = move_task(request, round);
-  task.sends = false;
+  task.sends = task.settles = false;
   add_outputs(request, round, task);
   launch_rows(task, request);
 }
@@ -331,7 +344,7 @@ void CompactEngine::release_combine(const Round& /*round*/) {
 void CompactEngine::abort_dispatch() {
   ++dispatch_epoch_;
   const DeviceScope scope(device());
-  launch_abort_dispatch(common(), SmallLayout::of(setup().layout), last_stream());
+  launch_abort_compact({.common = common(), .counts = {.headers = headers_}}, last_stream());
 }
 
 void CompactEngine::abort_combine(const Round& round) {

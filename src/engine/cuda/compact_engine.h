@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows at final places, through windows. A dispatch is two launches: the first settles where rows go, which is also
-// when the host may learn how many come; the second moves them. A route belongs to its handle and is not used up, so
-// that handles replay and combine again.
+// Rows at final places, through windows. A dispatch is one launch, which first settles where rows go and then moves
+// them; where the host waits for the counts it is two, so that it may learn how many come in between. A route belongs
+// to its handle and is not used up, so that handles replay and combine again.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,7 @@ class CompactEngine final : public CudaEngine {
  private:
   [[nodiscard]] std::int64_t chunk_stride() const;
   [[nodiscard]] CompactRoute route_of(const Round& round) const;
+  [[nodiscard]] CountTask count_task(const DispatchRequest& request) const;
   void launch_counts(const DispatchRequest& request, const Round& round);
   // Returns when the first launch has told its counts, or has ended.
   [[nodiscard]] bool wait_for_counts(const Stream& stream) const;
@@ -47,7 +48,8 @@ class CompactEngine final : public CudaEngine {
   int num_local_experts_;
   bool bulk_moves_ = false;  // what the device can
   bool bulk_combines_ = false;
-  ExpertCounts expert_counts_;
+  CompactHeaders headers_;
+  DeviceMemory masks_;        // [num_ranks, chunk_stride] tagged units
   DeviceMemory expert_rows_;  // [num_experts]
   PinnedMemory told_;         // ToldCounts and lists
   std::uint32_t ticket_ = 0;

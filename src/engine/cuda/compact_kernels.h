@@ -7,9 +7,13 @@
 
 namespace tokenyard::engine::cuda {
 
+// The counts of a dispatch alone, of which the host is told; and a dispatch that this rank gives up, of which the peers
+// are told.
 void load_count();
-void launch_count(const CountTask& task, int blocks, cudaStream_t stream);
+void launch_count(const MoveTask& task, int blocks, cudaStream_t stream);
+void launch_abort_compact(const MoveTask& task, cudaStream_t stream);
 
+// The rows of a dispatch, or all of it.
 void load_move();
 void launch_move(const MoveTask& task, int blocks, cudaStream_t stream);
 // The same for many tokens, where the device can.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second launch of a dispatch to final places: rows go to where the route says, each chunk is stamped, and the
-// receivers wait for the chunks of all sources and write what the result needs besides rows in the window.
+// Dispatch to final places: where its counts are settled, which may be what it begins with, rows go to where the route
+// says, each chunk is stamped, and the receivers wait for the chunks of all sources and write what the result needs
+// besides rows in the window.
 #include "engine/cuda/bulk_send.cuh"
 #include "engine/cuda/compact_kernels.h"
 #include "engine/cuda/compact_places.cuh"
+#include "engine/cuda/compact_settle.cuh"
 #include "engine/cuda/routes.cuh"
 #include "engine/cuda/row_send.cuh"
 #include "engine/cuda/waits.cuh"
@@ -43,10 +45,21 @@ struct CompactSend {
     return base + route.rows[destination] * lane.stride;
   }
 
-  static __device__ __forceinline__ void send_rest(const Task& /*task*/,
-                                                   std::int64_t /*token*/,
-                                                   const Token& /*route*/,
-                                                   Crew /*crew*/) {}
+  // Picks, as those who route them take them.
+  static __device__ __forceinline__ void send_rest(const Task& task,
+                                                   std::int64_t token,
+                                                   const Token& route,
+                                                   Crew crew) {
+    const Ids& ids = task.ids;
+    for (int slot = crew.index; task.sends_ids && slot < ids.top_k; slot += crew.count) {
+      const int expert = expert_of(ids, id_at(ids, token, slot));
+      for (int d = 0; d < route.num_destinations; ++d) {
+        std::byte* row = window_of(task.common, route.destinations[d]) + task.common.layout.payload(0) + ids.offset +
+                         route.rows[d] * ids.stride;
+        reinterpret_cast<std::int32_t*>(row)[slot] = expert;
+      }
+    }
+  }
 
   // The line's mask holds the chunk's first row at the receiver, who knows the rows by it (pairs with wait_chunk).
   static __device__ void stamp(const Task& task, int chunk, std::uint32_t epoch, std::int64_t /*tokens*/) {
@@ -63,20 +76,6 @@ struct CompactSend {
 
   static __device__ __forceinline__ void stamp_nothing(const Task& /*task*/, std::uint32_t /*epoch*/) {}
 };
-
-// The receivers of this rank's rows have released those of the dispatch before (pairs with release_views).
-__device__ bool wait_for_rows_space(const MoveTask& task, std::uint32_t epoch) {
-  const Common& common = task.common;
-  bool there = true;
-  for (int peer = static_cast<int>(threadIdx.x); peer < common.num_ranks; peer += kThreads) {
-    if (task.route.basic.rows_sent[peer] == 0) continue;
-    const std::uint64_t* word = progress_of(common, common.rank, protocol::kDispatchPhase, peer);
-    there = there && wait_until(common, {peer, Phase::kDispatch, epoch}, [&] {
-              return protocol::reached(protocol::rows_released(load_acquire_system(word)), epoch - 1);
-            });
-  }
-  return __syncthreads_and(there) != 0;
-}
 
 // Rows of the result, counted as the receiver's.
 struct Arrived {
@@ -156,9 +155,9 @@ __device__ void receive_chunk(const MoveTask& task, int source, int chunk, Part 
 }
 
 // Rows of the result behind the last one that came.
-__device__ void show_tail(const MoveTask& task, int warp, int warps) {
+__device__ void show_tail(const MoveTask& task, std::uint32_t rows, int warp, int warps) {
   const int top_k = task.ids.top_k;
-  const std::int64_t kept = min(static_cast<std::int64_t>(task.route.basic.state[kRouteRows]), task.row_limit);
+  const std::int64_t kept = min(std::int64_t{rows}, task.row_limit);
   for (std::int64_t row = kept + warp; row < task.rows_shown; row += warps) {
     for (int slot = lane_index(); slot < top_k; slot += kWarp) {
       if (task.ids.to != nullptr) store_id(task.ids.to + row * task.ids.to_row_stride, slot, task.ids.to_i64, -1);
@@ -170,7 +169,7 @@ __device__ void show_tail(const MoveTask& task, int warp, int warps) {
 
 // By the warps of all blocks, of each of which there are `warps.count`. Chunks of all sources in turn, own rows last:
 // the others' are on their way meanwhile.
-__device__ void receive(const MoveTask& task, std::uint32_t epoch, Crew warps) {
+__device__ void receive(const MoveTask& task, const Settled& settled, Crew warps) {
   const Common& common = task.common;
   const int warp = warps.index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
   const int num_warps = warps.count * static_cast<int>(gridDim.x);
@@ -181,7 +180,7 @@ __device__ void receive(const MoveTask& task, std::uint32_t epoch, Crew warps) {
     if (source < common.num_ranks) most = max(most, task.route.basic.tokens_of[source]);
   }
   most = __reduce_max_sync(kAllLanes, most);
-  const auto chunks = static_cast<int>(protocol::num_chunks(most, size));
+  const int chunks = chunks_of(common, most);
   const int whole = chunks * common.num_ranks;
   // Where rows are copied, a chunk is much for one warp.
   const int parts = task.num_copied == 0 || whole == 0 ? 1 : max(1, min(size, num_warps / whole));
@@ -191,24 +190,37 @@ __device__ void receive(const MoveTask& task, std::uint32_t epoch, Crew warps) {
     const int chunk = item % whole / common.num_ranks;
     const bool stamped = task.route.basic.rows_received[source] > 0 &&
                          static_cast<std::int64_t>(chunk) * size < task.route.basic.tokens_of[source];
-    if (stamped) receive_chunk(task, source, chunk, {part, parts}, epoch);
+    if (stamped) receive_chunk(task, source, chunk, {part, parts}, settled.epoch);
   }
-  show_tail(task, warp, num_warps);
+  show_tail(task, settled.rows, warp, num_warps);
+}
+
+// What an earlier launch settled.
+__device__ Settled settled_before(const MoveTask& task) {
+  const std::uint32_t* state = task.route.basic.state;
+  const bool failed = load_relaxed_device(&task.common.board->failed) != 0;
+  Settled settled{.epoch = state[kRouteEpoch], .tokens = state[kRouteTokens], .rows = state[kRouteRows]};
+  settled.failed = __syncthreads_or(static_cast<int>(failed)) != 0;
+  bool there = state[kRouteAborted] == 0;
+  if (there && task.sends && warp_index() == 0)
+    there = rows_have_space(task.common, settled.epoch, task.route.basic.rows_sent);
+  settled.there = __syncthreads_and(static_cast<int>(there)) != 0;
+  return settled;
 }
 
 // `send_all` is given the epoch and the number of tokens; `receivers` as in the dispatch into spaces.
 template <class SendAll>
 __device__ void move(const MoveTask& task, Crew receivers, const SendAll& send_all) {
   const Common& common = task.common;
-  const std::uint32_t* state = task.route.basic.state;
-  const bool ended = load_relaxed_device(&common.board->failed) != 0 || state[kRouteAborted] != 0;
-  if (__syncthreads_or(static_cast<int>(ended)) != 0) return;
-  const std::uint32_t epoch = state[kRouteEpoch];
-  if (task.sends && wait_for_rows_space(task, epoch)) send_all(epoch, std::int64_t{state[kRouteTokens]});
-  if (task.receives && receivers.index >= 0) receive(task, epoch, receivers);
-  if (!last_block(&common.board->blocks_done)) return;
+  const Settled settled = task.settles ? settle(task) : settled_before(task);
+  if (settled.failed) return;
+  if (settled.there) {
+    if (task.sends) send_all(settled.epoch, settled.tokens);
+    if (task.receives && receivers.index >= 0) receive(task, settled, receivers);
+  }
+  if (!task.releases || !last_block(&common.board->blocks_done)) return;
   if (threadIdx.x == 0) common.board->blocks_done = 0;
-  if (task.releases) release_views(common, epoch);
+  if (settled.there) release_views(common, settled.epoch);
 }
 
 __global__ void __launch_bounds__(kThreads) move_by_blocks(const __grid_constant__ MoveTask task) {

@@ -15,9 +15,18 @@ struct InChunk {
   int index = 0;
 };
 
+// A chunk's size is a power of two; a division takes a GPU longer than the rest of a token's places.
+__device__ __forceinline__ int chunk_shift(const Common& common) {
+  return __ffs(common.layout.shape().tokens_per_chunk) - 1;
+}
+
 __device__ __forceinline__ InChunk in_chunk(const Common& common, std::int64_t token) {
+  return {token >> chunk_shift(common), static_cast<int>(token) & (common.layout.shape().tokens_per_chunk - 1)};
+}
+
+__device__ __forceinline__ int chunks_of(const Common& common, std::int64_t tokens) {
   const int size = common.layout.shape().tokens_per_chunk;
-  return {token / size, static_cast<int>(token % size)};
+  return static_cast<int>((tokens + size - 1) >> chunk_shift(common));
 }
 
 // What a lane knows of one rank and chunk.

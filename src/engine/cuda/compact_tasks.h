@@ -7,8 +7,9 @@
 #include <array>
 #include <cstdint>
 
-#include "engine/cuda/expert_counts.h"
+#include "engine/cuda/compact_headers.h"
 #include "engine/cuda/tasks.h"
+#include "protocol/owner.h"
 
 namespace tokenyard::engine::cuda {
 
@@ -18,7 +19,6 @@ struct CompactRoute {
   std::int32_t* wire_ids = nullptr;         // [max_tokens, top_k]; -1 where there is no expert
   std::uint32_t* first_of_chunk = nullptr;  // [num_ranks, chunk_stride]: rows for the rank in the chunks before
   std::int32_t* begin_at = nullptr;         // [num_ranks]: this rank's first row at each receiver
-  std::int32_t* row_base = nullptr;         // [num_ranks]: first row of each source here
   int chunks = 0;                           // of a source
   int chunk_stride = 0;                     // the same, as a multiple of 4
   int top_k = 0;
@@ -39,29 +39,27 @@ struct ToldLists {
   std::int32_t* rows_per_expert = nullptr;  // [num_local_experts]
 };
 
-// The first launch of a dispatch: routes, counts, headers, and what follows from everybody's.
+// How many rows go where, which all ranks tell each other before the first row goes.
 struct CountTask {
-  Common common{};
-  CompactRoute route{};
-  CompactRoute replayed{};
-  bool replays = false;
-  Ids ids{};
   std::int64_t num_tokens = 0;
   const std::int32_t* num_tokens_on_device = nullptr;
   std::uint64_t digest = 0;
   std::int64_t agreed = 0;
-  ExpertCounts expert_counts{};
+  CompactHeaders headers{};
+  protocol::OwnerRule owners{};
+  protocol::Divisor slots{};             // by top_k
+  std::byte* masks = nullptr;            // [num_ranks, chunk_stride] tagged units: as in the route
   std::uint32_t* expert_rows = nullptr;  // [num_experts]: rows of this rank for each; 0 between operations
-  int num_experts = 0;
-  ToldCounts* told = nullptr;  // null: the host does not wait
+  ToldCounts* told = nullptr;            // null: the host does not wait
   ToldLists lists{};
   std::uint32_t ticket = 0;
 };
 
-// The second: rows, and what the result needs besides them.
+// A dispatch, or a part of it.
 struct MoveTask {
   Common common{};
   CompactRoute route{};
+  CountTask counts{};
   std::array<Lane, protocol::kMaxPlanes> lanes{};
   std::array<Copied, protocol::kMaxPlanes> copied{};
   int num_lanes = 0;
@@ -73,6 +71,8 @@ struct MoveTask {
   int num_local_experts = 0;
   std::int64_t row_limit = 0;
   std::int64_t rows_shown = 0;
+  bool sends_ids = true;
+  bool settles = true;  // begins with the counts; else they are settled
   bool sends = true;
   bool receives = true;
   bool releases = false;  // the result needs no row of the window

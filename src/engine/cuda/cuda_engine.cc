@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "engine/cuda/compact_engine.h"
+#include "engine/cuda/compact_headers.h"
 #include "engine/cuda/every_rank_engine.h"
-#include "engine/cuda/expert_counts.h"
 #include "engine/cuda/expert_layout.h"
 #include "engine/cuda/expert_major_engine.h"
 #include "engine/cuda/kernels.h"
@@ -73,7 +73,7 @@ std::int64_t cuda_extra_window_bytes(const MoeParams& params, const protocol::Wi
   if (layout.shape().placement == protocol::Placement::kExpertMajor) {
     return ExpertLayout::of(layout, params.top_k, params.num_experts).bytes();
   }
-  return SmallLayout::of(layout).bytes(layout) + ExpertCounts::of(layout, params.num_experts).bytes();
+  return SmallLayout::of(layout).bytes(layout) + CompactHeaders::of(layout, params.num_experts).bytes();
 }
 
 CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)

@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "engine/cuda/small_layout.h"
+#include "engine/cuda/tagged_units.h"
 #include "protocol/host_device.h"
 #include "protocol/layout.h"
 #include "protocol/stamp.h"
@@ -32,8 +33,6 @@
 namespace tokenyard::engine::cuda {
 
 inline constexpr int kExpertDepth = 2;
-inline constexpr std::int64_t kTaggedBytes = 16;  // a unit
-inline constexpr int kTaggedWords = 2;            // of data in it
 inline constexpr int kExpertHeaderUnits = 4;
 inline constexpr std::int32_t kNoRow = -1;
 inline constexpr std::int32_t kNoPlace = -1;
@@ -41,11 +40,6 @@ inline constexpr std::int32_t kNoPlace = -1;
 inline constexpr std::int64_t kLinesTokens = 512;                       // of a rank, at most, whose rows cross in lines
 inline constexpr std::int64_t kLinesBytes = std::int64_t{512} << 20;    // of a window, at most
 inline constexpr std::int64_t kLinesRowBytes = std::int64_t{64} << 10;  // of a row, at most: a block has it whole
-
-// Never 0, which is what memory holds that nobody wrote; the neighbours that share a tag differ in their slot.
-TOKENYARD_HD constexpr std::uint32_t tag_of(std::uint32_t epoch) {
-  return epoch == 0xFFFFFFFFU ? 1 : epoch + 1;
-}
 
 class ExpertLayout {
  public:

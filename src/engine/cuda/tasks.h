@@ -33,7 +33,8 @@ struct alignas(16) Board {
   std::uint32_t failed = 0;                                  // not 0: a wait ran out, and all that follows ends at once
   std::uint32_t rows_released = 0;                           // of dispatch, as last told to the peers
   std::uint32_t blocks_done = 0;
-  std::uint32_t shares_taken = 0;  // of the sums of a combine; 0 between operations
+  std::uint32_t shares_taken = 0;    // of the sums of a combine; 0 between operations
+  std::uint32_t blocks_counted = 0;  // whose rows for each expert are counted
   std::uint32_t initial_epoch = 0;
   std::uint64_t deadline_ns = 0;        // of one wait
   std::uint64_t first_deadline_ns = 0;  // in the first operation of each phase
@@ -76,8 +77,8 @@ struct RouteMemory {
 };
 
 // kRouteAborted: the dispatch was given up by a rank, and no rank will combine it. kCombineAborted: an owner of this
-// rank's rows gave the combine up. Small rounds have words of their own for it (plain_headers.cuh). Final places: the
-// dispatch's epoch, and the rows received in all.
+// rank's rows gave the combine up. Small rounds have words of their own for it (plain_headers.cuh), of which dispatches
+// to final places use one. Of these are the dispatch's epoch, and the rows received in all.
 enum RouteWord : int {
   kRouteTokens,
   kRouteAborted,

@@ -57,6 +57,7 @@ __device__ bool wait_unless(const Common& common,
   if (ready()) return true;
   const std::uint64_t start = nanoseconds();
   while (true) {
+#pragma unroll 1
     for (int i = 0; i < kPollsPerClock; ++i) {
       if (ready()) return true;
     }
