@@ -324,7 +324,7 @@ Status Core::destroy() {
   } catch (const Error& error) {
     status = status_of(error, limits_.rank, Phase::kDestroy);  // the peers wait for this rank all the same
   }
-  const bool shares_device = window_ != nullptr && window_->ranks_on_device() > 1;
+  bool met = true;
   try {
     // After a fault some rank may be gone for good; the others come within the two deadlines of their last wait.
     if (engine_ == nullptr || engine_->fault().ok()) {
@@ -334,10 +334,12 @@ Status Core::destroy() {
     }
   } catch (const Error& error) {
     status = status_of(error, limits_.rank, Phase::kDestroy);
+    met = false;
   }
   tear_down(ErrorCode::kDestroyed);
-  if (!shares_device || !status.ok()) return status;
-  // Giving memory back waits for the device, where another rank's next kernel could already wait for this rank.
+  if (!met || limits_.device.kind == DeviceKind::kCpu) return status;
+  // Giving memory back waits for the device, where another rank's next kernel could already wait for this rank. All
+  // ranks meet, also those that share no device with another: who meets must not depend on the rank.
   try {
     group_.barrier();
   } catch (const Error& error) {

@@ -35,6 +35,15 @@ __device__ __forceinline__ std::uint64_t* staged_word(const Common& common, int 
   return reinterpret_cast<std::uint64_t*>(window_of(common, window) + common.layout.staged(owner, chunk));
 }
 
+// By one warp: rows of the origins before this one, where they lie one behind the other.
+__device__ inline std::int64_t rows_before(const RouteMemory& route, int origin) {
+  std::uint32_t before = 0;
+  for (int other = lane_index(); other < origin; other += kWarp)
+    before += route.rows_received[other];
+  __syncwarp();
+  return __reduce_add_sync(kAllLanes, before);
+}
+
 // A row of expert output as it crosses: each element rounded once.
 __device__ inline void stage_row(const CombineTask& task, std::byte* to, const std::byte* from, Crew crew) {
   if (task.from_dtype == task.rows_dtype) return copy_row(to, from, task.row_bytes, task.unit, crew);

@@ -18,13 +18,13 @@ class KeptRows {
       : task_(task), kept_(min(std::int64_t{task.route.basic.state[kRouteRows]}, task.rows.row_limit)) {}
 
   __device__ std::int64_t places(int origin) const {
-    const std::int64_t left = kept_ - task_.route.row_base[origin];
+    const std::int64_t left = kept_ - row(origin, 0);
     return max(std::int64_t{0}, min(left, std::int64_t{task_.route.basic.rows_received[origin]}));
   }
 
   __device__ bool there(int /*origin*/, int /*place*/) const { return true; }
 
-  __device__ std::int64_t row(int origin, int place) const { return task_.route.row_base[origin] + place; }
+  __device__ std::int64_t row(int origin, int place) const { return rows_before(task_.route.basic, origin) + place; }
 
   __device__ const std::byte* from(int origin, int place) const {
     return task_.rows.from + row(origin, place) * task_.rows.from_row_stride;
@@ -60,9 +60,7 @@ class PlacedRows {
     int first = -kWarp;     // lane 0's rank
   };
 
-  __device__ explicit PlacedRows(const CompactCombineTask& task) : task_(task), ready_(task.rows) {
-    log_size_ = __ffs(task.rows.common.layout.shape().tokens_per_chunk) - 1;
-  }
+  __device__ explicit PlacedRows(const CompactCombineTask& task) : task_(task), ready_(task.rows) {}
 
   __device__ void begin(std::uint32_t epoch) {
     epoch_ = epoch;
@@ -74,9 +72,8 @@ class PlacedRows {
 
   [[nodiscard]] __device__ bool in_place() const { return ready_.in_place(); }
 
-  // A chunk's size is a power of two.
   __device__ Known load(int token) const {
-    const InChunk at{token >> log_size_, token & ((1 << log_size_) - 1)};
+    const InChunk at = in_chunk(task_.rows.common, token);
     return {at, load_places(task_.rows.common, task_.route, at.chunk, lane_index())};
   }
 
@@ -115,7 +112,6 @@ class PlacedRows {
 
   const CompactCombineTask& task_;
   Readiness ready_;
-  int log_size_ = 0;  // of a chunk
   std::uint32_t epoch_ = 0;
   std::int64_t limit_ = 0;  // of the lane's rank
 };

@@ -63,11 +63,11 @@ std::int64_t CompactEngine::chunk_stride() const {
   return protocol::align_up(setup().layout.max_chunks(), 4);
 }
 
-// [first of chunks] [wire ids] [begins] [bases]
+// [first of chunks] [wire ids] [begins]
 void CompactEngine::reserve(Round& round) {
   const std::int64_t ranks = setup().num_ranks;
   const std::int64_t ids = setup().layout.shape().max_tokens * setup().params.top_k * 4;
-  const std::int64_t extra = ranks * chunk_stride() * 4 + protocol::align_up(ids, kPart) + 2 * ranks * 4;
+  const std::int64_t extra = ranks * chunk_stride() * 4 + protocol::align_up(ids, kPart) + ranks * 4;
   keep(round, std::make_unique<RouteBuffers>(device(), setup().layout, extra));
   for (auto* per_rank : {&round.rows_received, &round.tokens_of})
     per_rank->resize(static_cast<std::size_t>(ranks));
@@ -85,7 +85,6 @@ CompactRoute CompactEngine::route_of(const Round& round) const {
   route.first_of_chunk = reinterpret_cast<std::uint32_t*>(at);
   route.wire_ids = reinterpret_cast<std::int32_t*>(at += ranks * chunk_stride() * 4);
   route.begin_at = reinterpret_cast<std::int32_t*>(at + protocol::align_up(ids, kPart));
-  route.row_base = route.begin_at + ranks;
   return route;
 }
 

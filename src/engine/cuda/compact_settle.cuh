@@ -399,16 +399,6 @@ __device__ inline void keep_settled(const MoveTask& task, const Settled& settled
   if (!settled.there && board.rows_released == settled.epoch - 1) board.rows_released = settled.epoch;
 }
 
-// By the threads of a block, when all sources have told their counts.
-__device__ __forceinline__ void keep_row_bases(const MoveTask& task) {
-  for (int source = static_cast<int>(threadIdx.x); source < task.common.num_ranks; source += kThreads) {
-    std::uint32_t before = 0;
-    for (int other = 0; other < source; ++other)
-      before += task.route.basic.rows_received[other];
-    task.route.row_base[source] = static_cast<std::int32_t>(before);
-  }
-}
-
 // By all blocks.
 __device__ inline Settled settle(const MoveTask& task) {
   __shared__ SettleShared shared;
@@ -445,7 +435,6 @@ __device__ inline Settled settle(const MoveTask& task) {
   for (int to = static_cast<int>(threadIdx.x); to < common.num_ranks; to += kThreads)
     task.route.begin_at[to] = shared.begin_at[to];
   settled.rows = shared.rows_received;
-  if (is_last_block()) keep_row_bases(task);
   if (is_last_block() && threadIdx.x == 0) keep_settled(task, settled);
   __syncthreads();
   return settled;

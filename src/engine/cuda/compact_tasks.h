@@ -19,7 +19,6 @@ struct CompactRoute {
   std::int32_t* wire_ids = nullptr;         // [max_tokens, top_k]; -1 where there is no expert
   std::uint32_t* first_of_chunk = nullptr;  // [num_ranks, chunk_stride]: rows for the rank in the chunks before
   std::int32_t* begin_at = nullptr;         // [num_ranks]: this rank's first row at each receiver
-  std::int32_t* row_base = nullptr;         // [num_ranks]: the first row of each source here
   int chunks = 0;                           // of a source
   int chunk_stride = 0;                     // the same, as a multiple of 4
   int top_k = 0;

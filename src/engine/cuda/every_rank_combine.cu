@@ -16,13 +16,7 @@ class ResultRows {
 
   __device__ bool there(int /*origin*/, int /*place*/) const { return true; }
 
-  __device__ std::int64_t row(int origin, int place) const {
-    std::uint32_t before = 0;
-    for (int source = lane_index(); source < origin; source += kWarp)
-      before += task_.route.rows_received[source];
-    __syncwarp();
-    return std::int64_t{__reduce_add_sync(kAllLanes, before)} + place;
-  }
+  __device__ std::int64_t row(int origin, int place) const { return rows_before(task_.route, origin) + place; }
 
   __device__ const std::byte* from(int origin, int place) const {
     return task_.from + row(origin, place) * task_.from_row_stride;

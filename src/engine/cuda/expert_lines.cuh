@@ -34,12 +34,6 @@ __device__ __forceinline__ int offset_in_lines(int line) {
   return line * static_cast<int>(kDataLineBytes) + static_cast<int>(place_in_line() * sizeof(Pair));
 }
 
-// A line is seen as a whole when one instruction stores it and one loads it, so its threads come together before: lanes
-// that once went different ways need not do so by themselves.
-__device__ __forceinline__ unsigned lanes_of_line() {
-  return ((1U << kLineThreads) - 1) << (lane_index() / kLineThreads * kLineThreads);
-}
-
 // Where a block stores a row: to the windows of a set of ranks, at `place` of each.
 struct RowTo {
   const Common& common;

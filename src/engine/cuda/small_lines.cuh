@@ -71,6 +71,12 @@ __device__ __forceinline__ bool holds_flag() {
   return place_in_line() == kLineThreads - 1;
 }
 
+// A line is seen as a whole when one instruction stores it and one loads it, so its threads come together before: lanes
+// that once went different ways need not do so by themselves.
+__device__ __forceinline__ unsigned lanes_of_line() {
+  return ((1U << kLineThreads) - 1) << (lane_index() / kLineThreads * kLineThreads);
+}
+
 // Where this thread's part of a line lies, from the first line on.
 __device__ __forceinline__ unsigned offset_of(unsigned line) {
   return line * static_cast<unsigned>(kDataLineBytes) + place_in_line() * 16;
@@ -150,6 +156,7 @@ __device__ __forceinline__ void store_lines(
     std::byte* to, const Parts& parts, const Slice& slice, unsigned num_lines, std::uint64_t flag) {
   for_each_line(slice, num_lines, [&](int k, unsigned line) {
     const Pair pair{parts.pairs[k].first, holds_flag() ? flag : parts.pairs[k].second};
+    __syncwarp(lanes_of_line());
     if (line < num_lines) store_pair_system(to + offset_of(line), pair);
   });
 }
@@ -157,6 +164,7 @@ __device__ __forceinline__ void store_lines(
 __device__ __forceinline__ Parts load_lines(const std::byte* from, const Slice& slice, unsigned num_lines) {
   Parts parts{};
   for_each_line(slice, num_lines, [&](int k, unsigned line) {
+    __syncwarp(lanes_of_line());
     if (line < num_lines) parts.pairs[k] = load_pair_system(from + offset_of(line));
   });
   return parts;
