@@ -34,7 +34,7 @@ int most_blocks(cudaStream_t stream, const std::function<void()>& record) {
   std::vector<cudaGraphNode_t> nodes(count);
   check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
   int most = 0;
-  for (const cudaGraphNode_t node : nodes) {
+  for (cudaGraphNode_t node : nodes) {
     cudaGraphNodeType type{};
     check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
     if (type != cudaGraphNodeTypeKernel) continue;

@@ -39,7 +39,7 @@ int tokens_at_once(const EveryRankDispatchTask& task, int tokens_per_chunk, int 
   if (!std::all_of(task.lanes.begin(), task.lanes.begin() + task.num_lanes, dense)) return 1;
   const std::int64_t most = std::min(kStageBytes / row_bytes_of(task), task.said.num_tokens / blocks);
   int tokens = 1;
-  while (2 * tokens <= std::min<std::int64_t>(most, tokens_per_chunk))
+  while (std::int64_t{2} * tokens <= std::min<std::int64_t>(most, tokens_per_chunk))
     tokens *= 2;
   return tokens;
 }
