@@ -162,6 +162,7 @@ class BulkSender {
       wait_bulk_stores<0>();
       ends = ends_chunk(common, chunk, sent, tokens_of_chunk(common, chunk, tokens));
     }
+    __syncwarp();  // what that thread has acquired, the others have
     if (__any_sync(kAllLanes, static_cast<int>(ends)) != 0) Send::stamp(task_, static_cast<int>(chunk), epoch, tokens);
   }
 

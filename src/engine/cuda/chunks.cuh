@@ -22,4 +22,10 @@ __device__ inline bool ends_chunk(const Common& common, std::int64_t chunk, std:
   return true;
 }
 
+// By the last block of an operation that was given up: blocks may differ in whether they saw that before they sent.
+__device__ inline void forget_arrivals(const Common& common) {
+  for (std::int64_t chunk = threadIdx.x; chunk < common.layout.max_chunks(); chunk += kThreads)
+    common.arrivals[chunk] = 0;
+}
+
 }  // namespace tokenyard::engine::cuda

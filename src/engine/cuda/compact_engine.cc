@@ -142,7 +142,8 @@ void CompactEngine::launch_counts(const DispatchRequest& request, const Round& r
   launch_count(task, blocks_for(chunks, request.num_sms), enter(request.stream));
 }
 
-// The launch ends by its deadlines, and the stream then has nothing more to do.
+// The launch ends by its deadlines, and the stream then has nothing more to do. Where it went wrong its end is waited
+// for: another block than the one that tells may still be writing the reason.
 bool CompactEngine::wait_for_counts(const Stream& stream) const {
   constexpr int kLooksPerQuery = 256;
   auto& ticket = counts_in(told_).ticket;
@@ -152,7 +153,7 @@ bool CompactEngine::wait_for_counts(const Stream& stream) const {
   };
   while (true) {
     for (int look = 0; look < kLooksPerQuery; ++look) {
-      if (told()) return counts_in(told_).there != 0;
+      if (told() && counts_in(told_).there != 0) return true;
     }
     const cudaError_t outcome = cudaStreamQuery(static_cast<cudaStream_t>(stream.native));
     if (outcome == cudaErrorNotReady) {

@@ -231,7 +231,8 @@ __device__ void move(const MoveTask& task, Crew receivers, const SendAll& send_a
   }
   if (!task.releases || !last_block(&common.board->blocks_done)) return;
   if (threadIdx.x == 0) common.board->blocks_done = 0;
-  if (settled.there) release_views(common, settled.epoch);
+  // A dispatch that was given up meanwhile has used up an epoch too.
+  if (settled.there) release_views(common, common.board->epochs[protocol::kDispatchPhase]);
 }
 
 __global__ void __launch_bounds__(kThreads) move_by_blocks(const __grid_constant__ MoveTask task) {

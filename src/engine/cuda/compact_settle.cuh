@@ -364,6 +364,7 @@ __device__ inline void tell_expert_rows(const MoveTask& task, std::uint32_t epoc
   __syncwarp();
   bool last = false;
   if (lane_index() == 0) last = add_acq_rel_device(&common.board->blocks_counted, 1) == gridDim.x - 1;
+  __syncwarp();  // what that thread has acquired, the others have
   if (__any_sync(kAllLanes, static_cast<int>(last)) == 0) return;
   if (lane_index() == 0) {
     common.board->blocks_counted = 0;

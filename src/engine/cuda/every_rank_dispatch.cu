@@ -148,6 +148,7 @@ __device__ void finish(const EveryRankDispatchTask& task, std::uint32_t epoch) {
   Board& board = *common.board;
   // Nobody will combine an operation that was given up: its rows are released here.
   const bool aborted = load_relaxed_device(task.said.route.state + kRouteAborted) != 0;
+  if (aborted) forget_arrivals(common);
   const std::uint32_t released = aborted || task.releases ? epoch : board.rows_released;
   __syncthreads();
   if (threadIdx.x == 0) board.blocks_done = 0;

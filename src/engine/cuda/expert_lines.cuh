@@ -70,11 +70,11 @@ struct PartOfPiece {
 // this lane can tell.
 __device__ __forceinline__ bool load_piece(const std::byte* from, int lines, std::uint64_t flag, PartOfPiece& part) {
   bool there = true;
-  __syncwarp();  // as lanes_of_line says
 #pragma unroll
   for (int k = 0; k < kPieceAccesses; ++k) {
     const int line = line_of_lane(k);
     if (line >= lines) continue;
+    __syncwarp(lanes_of_line());
     part.pairs[k] = load_pair_system(from + offset_in_lines(line));
     there = there && (!holds_flag() || part.pairs[k].second == flag);
   }
@@ -97,11 +97,13 @@ __device__ __forceinline__ void leave_piece(const PartOfPiece& part, int lines, 
 
 // By one warp: the other way.
 __device__ inline void store_piece(std::byte* to, int lines, const Piece& piece, std::uint64_t flag) {
-  __syncwarp();  // as lanes_of_line says
 #pragma unroll
   for (int k = 0; k < kPieceAccesses; ++k) {
     const int line = line_of_lane(k);
-    if (line < lines) store_pair_system(to + offset_in_lines(line), pair_of_line(piece.bytes, line, flag));
+    if (line >= lines) continue;
+    const Pair pair = pair_of_line(piece.bytes, line, flag);
+    __syncwarp(lanes_of_line());
+    store_pair_system(to + offset_in_lines(line), pair);
   }
 }
 

@@ -39,10 +39,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   Sender<Row> sender(task, sent_table(task, table), lines);
   if (task.sends) sender.begin();
   const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
+  // Before any wait: what this rank has read since may be what it waits for itself, as its peers do.
+  const bool closes = task.receives && task.values_to.data != nullptr;
+  if (start.failed == 0) tend_board(common, *task.state, {protocol::kDispatchPhase, epoch, task.sends, closes});
   const bool goes_on = start.failed == 0 && (!task.sends || wait_for_space(common, epoch));
   if (__syncthreads_and(static_cast<int>(goes_on)) == 0) return;
-  const bool closes = task.receives && task.values_to.data != nullptr;
-  begin_operation(common, *task.state, {protocol::kDispatchPhase, epoch, task.sends, closes});
+  if (task.sends) advance_block(common, protocol::kDispatchPhase, epoch);
   if (task.sends && is_warden() && threadIdx.x == 0) {
     state[kDispatchEpoch] = epoch;
     state[kCombineGivenUp] = 0;

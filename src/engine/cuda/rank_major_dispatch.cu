@@ -149,8 +149,9 @@ __device__ void finish(const DispatchTask& task, std::uint32_t epoch) {
     common.host->invalid_ids = board.invalid_told = board.invalid_ids;
   }
   if (task.sends) write_epochs(common, protocol::kDispatchPhase, epoch, 0);
-  if (!task.receives) return;
   const std::uint32_t aborted = load_relaxed_device(task.route.state + kRouteAborted);
+  if (aborted != 0) forget_arrivals(common);
+  if (!task.receives) return;
   // Nobody will combine an operation that was given up: its rows are released here.
   const std::uint32_t released = aborted != 0 ? epoch : board.rows_released;
   __syncthreads();
