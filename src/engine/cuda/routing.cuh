@@ -28,30 +28,10 @@ __device__ __forceinline__ std::int64_t tokens_of_call(std::int64_t most, const 
 
 // What the threads of a block know of the token they send.
 struct TokenOfBlock {
-  std::uint32_t words[kMaxRanks / kWordBits];
   std::int32_t wire_ids[kMaxTopK];
   std::int32_t destinations[kMaxTopK];
   int num_destinations;
 };
-
-// By one warp, when the token's set of ranks is there: lists them, and calls visit(rank) for each.
-template <class Visit>
-__device__ void list_destinations(int words, TokenOfBlock& shared, const Visit& visit) {
-  const int lane = lane_index();
-  std::uint32_t word = lane < words ? shared.words[lane] : 0;
-  int before = __popc(word);
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == kWarp - 1) shared.num_destinations = before;
-  before -= __popc(word);
-  for (; word != 0; word &= word - 1) {
-    const int rank = lane * kWordBits + __ffs(static_cast<int>(word)) - 1;
-    shared.destinations[before++] = rank;
-    visit(rank);
-  }
-}
 
 // The wire ids of a token and the distinct ranks that own them, ascending; by one warp.
 __device__ inline void route_token(

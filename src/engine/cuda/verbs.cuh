@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only assembler of the CUDA engine: loads, stores and atomics with the memory order and scope in their names, and
 // bulk copies (from sm_90 on) with what they are told by.
-// Words that other GPUs or processes see have system scope, words that only blocks of this GPU see device scope, words
-// in shared memory block scope.
+// Words that other GPUs or processes see have system scope, words that only blocks of this GPU see device scope.
 #pragma once
 
 #include <cstddef>
@@ -98,22 +97,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* generic) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(generic));
 }
 
-__device__ __forceinline__ void store_release_block(std::int32_t* shared_word, std::int32_t value) {
-  asm volatile("st.release.cta.shared.u32 [%0], %1;" : : "r"(shared_address(shared_word)), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ std::int32_t load_acquire_block(const std::int32_t* shared_word) {
-  std::int32_t value = 0;
-  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(shared_word)) : "memory");
-  return value;
-}
-
-// Barriers of a part of a block: `threads`, a multiple of the warp's, is the sum of those that arrive and those that
-// wait. Barrier 0 is __syncthreads'. What a thread did before it arrives is seen by those that wait.
-__device__ __forceinline__ void arrive_at(int barrier, int threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
-}
-
+// Barriers of a part of a block, of `threads` threads, a multiple of the warp's. Barrier 0 is __syncthreads'. What one
+// did before is seen by all after.
 __device__ __forceinline__ void wait_at(int barrier, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }
@@ -127,16 +112,6 @@ __device__ __forceinline__ void fence_before_bulk_copies() {
 // ends when as many have arrived.
 __device__ __forceinline__ void init_byte_counter(std::uint64_t* counter) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(shared_address(counter)) : "memory");
-}
-
-// The same for threads: each phase ends when `arrivals` of them have come.
-__device__ __forceinline__ void init_arrival_counter(std::uint64_t* counter, std::uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(counter)), "r"(arrivals) : "memory");
-}
-
-// What the thread did before is seen by those that find the phase ended.
-__device__ __forceinline__ void arrive_at_counter(std::uint64_t* counter) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(counter)) : "memory");
 }
 
 __device__ __forceinline__ void expect_bytes(std::uint64_t* counter, std::uint32_t bytes) {
