@@ -20,13 +20,15 @@ MoeParams params_of(const Shape& shape) {
   return params;
 }
 
+std::chrono::milliseconds patient(std::chrono::milliseconds deadline) noexcept {
+  const char* patience = std::getenv("TOKENYARD_TEST_PATIENCE");
+  return deadline * (patience == nullptr ? 1 : std::max(1, std::atoi(patience)));
+}
+
 CommunicationOptions cuda_options(int device) {
   CommunicationOptions options = support::test_options();
-  // Tools that look at every access make kernels slow.
-  const char* patience = std::getenv("TOKENYARD_TEST_PATIENCE");
-  const int factor = patience == nullptr ? 1 : std::max(1, std::atoi(patience));
-  options.deadline *= factor;
-  options.first_round_deadline *= factor;
+  options.deadline = patient(options.deadline);
+  options.first_round_deadline = patient(options.first_round_deadline);
   options.engine = EngineKind::kCuda;
   options.device = device;
   options.initial_epoch = 0xFFFFFFFDU;  // the epochs of a few rounds wrap

@@ -3,6 +3,7 @@
 // CUDA does not survive fork(). Thread rule: call from the test's main thread.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <iosfwd>
 #include <string>
@@ -32,7 +33,11 @@ struct Shape {
 std::ostream& operator<<(std::ostream& out, const Shape& shape);
 [[nodiscard]] std::string title_of(const Shape& shape);
 
-// The epochs of a few rounds wrap. Deadlines are TOKENYARD_TEST_PATIENCE times as long where the environment has it.
+// TOKENYARD_TEST_PATIENCE times the deadline where the environment has it: for tools that look at every access and make
+// kernels slow, and for GPUs that several processes share.
+[[nodiscard]] std::chrono::milliseconds patient(std::chrono::milliseconds deadline) noexcept;
+
+// The epochs of a few rounds wrap. Deadlines are patient.
 [[nodiscard]] CommunicationOptions cuda_options(int device);
 
 // Runs `body` on every rank, with its device as the thread's current one.

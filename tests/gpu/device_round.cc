@@ -109,9 +109,12 @@ TensorView DeviceRounds::to_device(const TensorView& host) {
   return device;
 }
 
+// A copy to pageable memory that waits for a round inside of the driver keeps other ranks' calls waiting, and the round
+// waits for those ranks.
 void DeviceRounds::to_host(const TensorView& host, const TensorView& device) const {
   const std::int64_t bytes = span_of(device);
   if (bytes == 0) return;
+  synchronize();
   check_cuda(cudaMemcpyAsync(host.data, device.data, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
              "cudaMemcpyAsync to the host");
 }

@@ -70,6 +70,7 @@ class DeviceRounds {
 
   // The same tensor in device memory, with its gaps; not given stays so. Valid until the next dispatch.
   TensorView to_device(const TensorView& host);
+  // What was enqueued before has run on return, the copy not yet.
   void to_host(const TensorView& host, const TensorView& device) const;
   void synchronize() const;
   // Of the same block, for as long as this object lives.

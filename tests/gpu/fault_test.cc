@@ -28,8 +28,8 @@ using support::RoundPlan;
 using support::World;
 
 constexpr int kCulprit = 1;
-constexpr milliseconds kDeadline{300};
-constexpr milliseconds kLimit = 2 * kDeadline + milliseconds(500);
+const milliseconds kDeadline = patient(milliseconds(300));
+const milliseconds kLimit = 2 * kDeadline + milliseconds(500);
 
 class FaultsOnGpu : public testing::TestWithParam<BackendCase> {
  protected:

@@ -191,7 +191,7 @@ TEST_P(CapturesOnGpu, ReplayWithoutAPeerTimesOut) {
   run_with_devices(shape(), [](const Group& group, int device) {
     DeviceRounds rounds({.device = device});
     CommunicationOptions options = cuda_options(device);
-    options.deadline = std::chrono::milliseconds(300);
+    options.deadline = patient(std::chrono::milliseconds(300));
     Communication communication = make(group, options);
     RecordedRound round(rounds, communication, world(1), plan(), shape().max_tokens);
     const Graph graph(rounds.stream(), [&] { round.record(rounds.stream()); });

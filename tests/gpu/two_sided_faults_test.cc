@@ -161,7 +161,7 @@ TEST_F(TwoSidedFaultsOnGpu, ARankThatStaysAwayIsNamed) {
     support::run_ranks(shape_.num_ranks, [&](const Group& group) {
       DeviceRounds rounds({});
       CommunicationOptions options = cuda_options(0);
-      options.deadline = std::chrono::milliseconds(400);
+      options.deadline = patient(std::chrono::milliseconds(400));
       Communication communication =
           create_communication(group, params_of(shape_), TwoSidedConfig{.queue_bytes_per_peer = queue_bytes}, options);
       const World world = world_of(shape_, 0);
