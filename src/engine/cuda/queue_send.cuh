@@ -20,19 +20,17 @@ namespace tokenyard::engine::cuda {
 
 inline constexpr int kTeamThreads = kThreads / 2;
 inline constexpr int kTeamWarps = kTeamThreads / kWarp;
-inline constexpr int kSendingBarrier = 1;
-inline constexpr int kReceivingBarrier = 2;
 inline constexpr int kMaxBatch = 8;  // entries that are told of at once
 // Up to here a warp moves an entry by itself, and the others further ones.
 inline constexpr std::int64_t kWarpEntryBytes = 2048;
 
+// The threads of a block from kFirst on. That barriers are known to the compiler also lets racecheck follow them.
+template <int kBarrier, int kFirst>
 struct Team {
-  int barrier = kSendingBarrier;
-  int thread = 0;
+  int thread = static_cast<int>(threadIdx.x) - kFirst;
 
-  __device__ static Team of_thread() {
-    const auto thread = static_cast<int>(threadIdx.x);
-    return {thread < kTeamThreads ? kSendingBarrier : kReceivingBarrier, thread % kTeamThreads};
+  __device__ static bool has_thread() {
+    return static_cast<int>(threadIdx.x) >= kFirst && static_cast<int>(threadIdx.x) < kFirst + kTeamThreads;
   }
 
   __device__ int warp() const { return thread / kWarp; }
@@ -43,8 +41,11 @@ struct Team {
   __device__ bool tells() const { return thread == kTeamThreads - kWarp; }
 
   // Of all its threads: what they did before is seen by all after.
-  __device__ void meet() const { wait_at(barrier, kTeamThreads); }
+  __device__ void meet() const { wait_at(kBarrier, kTeamThreads); }
 };
+
+using SendingTeam = Team<1, 0>;
+using ReceivingTeam = Team<2, kTeamThreads>;
 
 // As copy_row. A row is a few accesses for each thread of a team: all of them load before the first stores.
 __device__ inline void copy_row_at_once(std::byte* to, const std::byte* from, std::int64_t bytes, int unit, Crew crew) {
@@ -65,7 +66,7 @@ __device__ inline void copy_row_at_once(std::byte* to, const std::byte* from, st
 }
 
 // Calls move(index, crew) for entries [0, count).
-template <class Move>
+template <class Team, class Move>
 __device__ void move_entries(const Team& team, int count, std::int64_t entry_bytes, const Move& move) {
   if (entry_bytes <= kWarpEntryBytes) {
     for (int i = team.warp(); i < count; i += kTeamWarps)
@@ -141,7 +142,7 @@ struct Sending {
 template <class Job>
 class Sender {
  public:
-  __device__ Sender(const Job& job, const Team& team, Sending& shared)
+  __device__ Sender(const Job& job, const SendingTeam& team, Sending& shared)
       : job_(job), team_(team), shared_(shared), channels_(job.queue().channels) {
     const int items = job.num_peers() * channels_.count;
     const auto block = static_cast<int>(blockIdx.x);
@@ -296,7 +297,7 @@ class Sender {
   }
 
   const Job& job_;
-  const Team& team_;
+  const SendingTeam& team_;
   Sending& shared_;
   const protocol::QueueChannels channels_;
   int num_items_ = 0;
@@ -310,7 +311,7 @@ __device__ inline bool all_sent(const QueueTask& queue) {
 }
 
 // By the sending team, also when it failed.
-__device__ inline void count_sent(const QueueTask& queue, const Team& team) {
+__device__ inline void count_sent(const QueueTask& queue, const SendingTeam& team) {
   team.meet();
   if (team.leads()) static_cast<void>(add_acq_rel_device(&queue.board->blocks_sent, 1));
 }
@@ -319,7 +320,7 @@ __device__ inline void count_sent(const QueueTask& queue, const Team& team) {
 // operation, and that the rings may be filled anew (pairs with Sender's look). Not only when all is sent: the peers
 // that this rank still sends to may wait for it in their turn, after a combine that was given up.
 __device__ inline void release_queues(
-    const Common& common, const QueueTask& queue, const Team& team, int phase, std::uint32_t epoch) {
+    const Common& common, const QueueTask& queue, const ReceivingTeam& team, int phase, std::uint32_t epoch) {
   __shared__ bool last;
   team.meet();
   if (team.leads()) last = add_acq_rel_device(&queue.board->blocks_received, 1) == gridDim.x - 1;

@@ -51,7 +51,7 @@ struct CombineJob {
     return (route().masks[origin * common().layout.max_chunks() + token / size] >> (token % size) & 1U) != 0;
   }
 
-  __device__ void add_to_header(int /*origin*/, const Team& /*team*/) const {}
+  __device__ void add_to_header(int /*origin*/, const SendingTeam& /*team*/) const {}
 
   // Pairs with await_header.
   __device__ void write_header(int origin) const {
@@ -85,7 +85,7 @@ struct Summing {
 template <class Wire, class To>
 class Summer {
  public:
-  __device__ Summer(const QueuedCombineTask& task, std::uint32_t epoch, const Team& team, Summing& shared)
+  __device__ Summer(const QueuedCombineTask& task, std::uint32_t epoch, const ReceivingTeam& team, Summing& shared)
       : task_(task),
         combine_(task.combine),
         channels_(task.queue.channels),
@@ -256,7 +256,7 @@ class Summer {
   const protocol::QueueChannels channels_;
   const std::uint32_t epoch_;
   const std::int64_t tokens_;
-  const Team& team_;
+  const ReceivingTeam& team_;
   Summing& shared_;
 };
 
@@ -288,11 +288,12 @@ __global__ void __launch_bounds__(kThreads) queued_combine(const __grid_constant
   const std::uint32_t last = common.board->epochs[protocol::kCombinePhase];
   std::uint32_t epoch = combine.sends ? last + 1 : task.queue.board->epochs[protocol::kCombinePhase];
   if (aborted) epoch = last;  // no rank combines a round that was given up, so it uses up none
-  const Team team = Team::of_thread();
-  if (!aborted && team.barrier == kReceivingBarrier) {
+  if (!aborted && ReceivingTeam::has_thread()) {
+    const ReceivingTeam team;
     Summer<Wire, To>(task, epoch, team, summing).run();
     if (combine.receives) release_queues(common, task.queue, team, protocol::kCombinePhase, epoch);
   } else if (!aborted && combine.sends) {
+    const SendingTeam team;
     const CombineJob<Wire> job{task, epoch};
     Sender(job, team, sending).run();
     count_sent(task.queue, team);

@@ -100,7 +100,7 @@ struct DispatchJob {
 
   __device__ bool goes(int peer, std::int64_t token) const { return goes_to(task, peer, token); }
 
-  __device__ void add_to_header(int peer, const Team& team) const {
+  __device__ void add_to_header(int peer, const SendingTeam& team) const {
     auto* stats =
         reinterpret_cast<std::int32_t*>(window_of(task.common, peer) + task.common.layout.stats(task.common.rank));
     for (std::int64_t i = team.thread; i < task.num_stats; i += kTeamThreads)
@@ -132,8 +132,11 @@ struct Receiving {
 // The receiving team of a block.
 class Receiver {
  public:
-  __device__ Receiver(
-      const QueuedDispatchTask& task, std::uint32_t epoch, std::int64_t tokens, const Team& team, Receiving& shared)
+  __device__ Receiver(const QueuedDispatchTask& task,
+                      std::uint32_t epoch,
+                      std::int64_t tokens,
+                      const ReceivingTeam& team,
+                      Receiving& shared)
       : task_(task),
         channels_(task.queue.channels),
         batch_(batch_of(channels_)),
@@ -352,7 +355,7 @@ class Receiver {
   const int batch_;
   const std::uint32_t epoch_;
   const std::int64_t tokens_;
-  const Team& team_;
+  const ReceivingTeam& team_;
   Receiving& shared_;
 };
 
@@ -381,13 +384,14 @@ __global__ void __launch_bounds__(kThreads) queued_dispatch(const __grid_constan
     if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
     note_routes(task, tokens);
   }
-  const Team team = Team::of_thread();
-  if (team.barrier == kReceivingBarrier) {
+  if (ReceivingTeam::has_thread()) {
+    const ReceivingTeam team;
     Receiver(task, epoch, tokens, team, receiving).run();
     // Operations that this rank gave up since it sent this one have no rows.
     const std::uint32_t released = task.sends ? epoch : common.board->epochs[protocol::kDispatchPhase];
     if (task.receives) release_queues(common, task.queue, team, protocol::kDispatchPhase, released);
   } else if (task.sends) {
+    const SendingTeam team;
     const DispatchJob job{task, epoch, tokens};
     Sender(job, team, sending).run();
     count_sent(task.queue, team);
