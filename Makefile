@@ -49,7 +49,8 @@ test-gpu:
 	  $(MAKE) --no-print-directory --silent build/cuda/build.ninja && \
 	  cmake --build --preset cuda --target gpu_tests tokenyard_program && \
 	  if [ -e /dev/nvidiactl ]; then \
-	    ctest --test-dir build/cuda/tests/gpu --output-on-failure; \
+	    tools/gpu_tests --out build/cuda/gpu_tests.log && \
+	    ctest --test-dir build/cuda/tests/gpu --output-on-failure -R carries; \
 	  else \
 	    echo "test-gpu: built; the tests that need a GPU are skipped: there is no /dev/nvidiactl" && \
 	    ctest --test-dir build/cuda/tests/gpu --output-on-failure -R carries; \
