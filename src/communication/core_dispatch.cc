@@ -7,15 +7,27 @@
 
 namespace tokenyard::communication {
 
-void Core::prepare(const DispatchInput& input, const DispatchOptions& options, Route& route) {
+// A rank that comes too early has a round to end, for which the peers wait: they come to the next dispatch only then.
+// So nothing is announced, and the call may be repeated.
+void Core::require_dispatch_room() const {
   const auto open = std::ranges::count_if(pool_->routes, [this](const auto& other) { return in_flight(*other); });
   if (open >= info().contract.max_in_flight) {
-    throw Error(ErrorCode::kInvalidState, std::to_string(open) + " rounds are in flight and `" +
-                                              std::string(info().name) + "` allows " +
-                                              std::to_string(info().contract.max_in_flight) +
-                                              ": combine one, or let its handle die, before the next dispatch");
+    throw Error(ErrorCode::kInvalidState,
+                std::to_string(open) + " rounds are in flight and `" + std::string(info().name) + "` allows " +
+                    std::to_string(info().contract.max_in_flight) +
+                    ": combine one, or let its handle die, before the next dispatch",
+                limits_.rank);
   }
-  engine_->check_dispatch();
+  if (uses_queues()) return;  // a turn is announced
+  try {
+    engine_->check_dispatch();
+  } catch (const Error& error) {
+    throw with_rank(error);
+  }
+}
+
+void Core::prepare(const DispatchInput& input, const DispatchOptions& options, Route& route) {
+  if (uses_queues()) engine_->check_dispatch();
   check_tensors(input);
   const Route* replay = nullptr;
   if (options.replay != nullptr) {
@@ -62,6 +74,7 @@ Status Core::dispatch_send(const DispatchInput& input,
   if (const Status fault = engine_->fault(); !fault.ok()) return fault;
   // The handle that an earlier round left here dies now, unless it is the one to replay.
   if (&result.handle != options.replay) result.handle = Handle();
+  require_dispatch_room();
   Route& route = take_route();
   Handle handle(pool_, &route);
   announcing_misuse(

@@ -192,6 +192,39 @@ TEST_P(LifeCycle, TooManyOpenOperationsAreRefused) {
   }));
 }
 
+// The peers, which may wait for a round that this rank has open, hear nothing of it: within a round, and between the
+// halves of a dispatch.
+TEST_P(LifeCycle, ADispatchThatOneRankAsksForTooEarlyLosesNothing) {
+  const WorldSpec spec = all_to_all_spec(kRanks, 2);
+  const World world = make_world(spec);
+  EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {
+    Communication communication = communication_for(group, GetParam(), spec);
+    const auto depth = static_cast<std::size_t>(communication.contract().max_in_flight);
+    const RankTensors tensors(world, group.rank(), false);
+    std::vector<DispatchResult> open(depth);
+    DispatchResult extra;
+    for (int early = 0; early < kRanks; ++early) {
+      const auto ask = [&] {
+        if (group.rank() != early) return;
+        check_throws(ErrorCode::kInvalidState, {"in flight"},
+                     [&] { (void)communication.dispatch(tensors.input(), {}, extra); });
+      };
+      auto* split = communication.get<SplitPhases>();
+      for (DispatchResult& result : open)
+        check_ok(split->dispatch_send(tensors.input(), {}, result), "dispatch_send");
+      ask();
+      for (DispatchResult& result : open) {
+        check_ok(split->dispatch_receive({}, result), "dispatch_receive");
+        check_result(communication, world, {}, result);
+      }
+      ask();
+      for (DispatchResult& result : open)
+        combine_and_check(communication, world, {}, result, result.handle);
+      play_round(communication, world, {}, extra);
+    }
+  }));
+}
+
 // Different shapes, one group, used in turns and in different orders of phases; one ends while the others go on.
 TEST_P(LifeCycle, SeveralCommunicationsOfOneGroup) {
   std::vector<WorldSpec> specs(3, small_spec(kRanks, 5));

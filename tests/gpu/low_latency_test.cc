@@ -190,6 +190,9 @@ TEST_F(LowLatencyCallsOnGpu, AThirdRoundInFlightIsRefused) {
                    dispatch_and_check(communication, world, plan, results[1]);
                    check_throws(ErrorCode::kInvalidState, {"2 rounds are in flight"},
                                 [&] { (void)communication.dispatch(tensors.input(), {}, results[2]); });
+                   for (int round : {0, 1})
+                     combine_and_check(communication, world, plan, results[round], results[round].handle);
+                   play_round(communication, world, plan, results[2]);
                  });
 }
 
