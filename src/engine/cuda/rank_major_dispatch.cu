@@ -150,7 +150,13 @@ __device__ void finish(const DispatchTask& task, std::uint32_t epoch) {
   }
   if (task.sends) write_epochs(common, protocol::kDispatchPhase, epoch, 0);
   const std::uint32_t aborted = load_relaxed_device(task.route.state + kRouteAborted);
-  if (aborted != 0) forget_arrivals(common);
+  if (aborted != 0) {
+    forget_arrivals(common);
+    // Every rank hears from every other one in each dispatch, and blocks that gave up before they sent may have left
+    // the first chunk without an end.
+    for (int to = static_cast<int>(threadIdx.x); task.sends && to < common.num_ranks; to += kThreads)
+      stamp_header(task, to, epoch, 0, 0);
+  }
   if (!task.receives) return;
   // Nobody will combine an operation that was given up: its rows are released here.
   const std::uint32_t released = aborted != 0 ? epoch : board.rows_released;
@@ -176,13 +182,7 @@ __device__ void dispatch(const DispatchTask& task, Crew receivers, const Send& s
     if (blockIdx.x == 0 && threadIdx.x == 0) task.route.state[kRouteTokens] = static_cast<std::uint32_t>(tokens);
     // Small rounds release nothing, and none of an older round's rows is read any more.
     if (blockIdx.x == 0) release_views(common, last);
-    if (wait_for_space(task, epoch)) {
-      send_all(epoch, tokens);
-    } else if (blockIdx.x == 0) {
-      // Given up, but every rank hears from every other one in each dispatch.
-      for (int to = static_cast<int>(threadIdx.x); to < common.num_ranks; to += kThreads)
-        stamp_header(task, to, epoch, 0, 0);
-    }
+    if (wait_for_space(task, epoch)) send_all(epoch, tokens);
   }
   if (task.receives && receivers.index >= 0) receive(task, epoch, receivers);
   if (last_block(&common.board->blocks_done)) finish(task, epoch);
