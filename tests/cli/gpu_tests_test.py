@@ -53,8 +53,8 @@ class GpuTests(unittest.TestCase):
         program.write_text(ROUNDS.format(python=sys.executable, names=names))
         program.chmod(0o755)
         result = subprocess.run(
-            [sys.executable, TOOL, "--build", self.folder, "--out", self.folder / "log", *options], capture_output=True,
-            text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "4,7"})
+            [sys.executable, TOOL, "--build", ".", "--out", "log", *options], capture_output=True, text=True, timeout=60,
+            check=False, cwd=self.folder, env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "4,7"})
         calls = self.folder / "calls"
         self.calls = dict(line.split(" ", 1) for line in calls.read_text().splitlines()) if calls.exists() else {}
         return result
@@ -70,7 +70,7 @@ class GpuTests(unittest.TestCase):
         self.assertEqual({call[5] for call in of_shared}, {"4", "7"})
         for name in ("Play/a_spread_threads", "Play/b_shared_processes", "Cleanup.GivesTheMemoryBack/2_shared"):
             self.assertEqual(self.calls["Rounds." + name], "gpus=4,7 devices=2 patience=4 tests=1")
-        self.assertIn("2 GPUs: 53 passed, 1 skipped, 0 failed", result.stdout)
+        self.assertRegex(result.stdout, r"2 GPUs +53 passed, +1 skipped, +0 failed, +0 left out")
         self.assertIn("[       OK ] Rounds.Play/49_shared_threads", (self.folder / "log").read_text())
 
     def test_what_failed_is_told(self):
@@ -78,7 +78,7 @@ class GpuTests(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("FAILED Rounds.fails_shared\n    unknown file: Failure\n    the reason", result.stdout)
         self.assertNotIn("FAILED Rounds.ok", result.stdout)
-        self.assertIn("2 passed, 0 skipped, 1 failed", result.stdout)
+        self.assertRegex(result.stdout, r"2 passed, +0 skipped, +1 failed")
 
     def test_what_a_crash_left_out_has_failed(self):
         result = self.play(["ok_shared", "crashes_shared", "after_shared"])
@@ -94,6 +94,13 @@ class GpuTests(unittest.TestCase):
         self.assertIn("FAILED Rounds.hangs_shared\n    ended after 1 s", result.stdout)
         child = pathlib.Path(f"/proc/{(self.folder / 'child').read_text()}/stat")
         self.assertTrue(not child.exists() or child.read_text().split()[2] == "Z")
+
+    def test_when_time_is_up_the_rest_is_left_out(self):
+        result = self.play(["fails_shared", *(f"hangs{i}_shared" for i in range(80)), "Cleanup.GivesTheMemoryBack"],
+                           "--time", "2")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stdout, r"2 GPUs +0 passed, +0 skipped, +1 failed, +81 left out")
+        self.assertEqual(re.findall(r"FAILED (\S+)", result.stdout), ["Rounds.fails_shared"])
 
     def test_only_some(self):
         result = self.play(["one_shared", "two_shared"], "--only", "^Rounds.two")
