@@ -58,11 +58,9 @@ __device__ __forceinline__ protocol::ChunkLine* chunk_of(const Common& common,
 
 // True for all threads of the block that is the last to come here, when all that the others did before is seen by it.
 __device__ inline bool last_block(std::uint32_t* counter) {
-  __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) last = add_acq_rel_device(counter, 1) == gridDim.x - 1;
-  __syncthreads();
-  return last;
+  const bool last = threadIdx.x == 0 && add_acq_rel_device(counter, 1) == gridDim.x - 1;
+  return __syncthreads_or(static_cast<int>(last)) != 0;
 }
 
 }  // namespace tokenyard::engine::cuda
