@@ -40,7 +40,8 @@ class Core;
 // `Communication::poll` and by the next call. All ranks call `dispatch` and `combine`, or all their halves, for the
 // same operation. Ids that are no experts are dropped, and counted (PeerStatistics). A rank's communications run in one
 // order, the same on all ranks that share a device, or side by side with num_sms that fit the device together.
-// docs/cuda_graphs.md tells of streams and what may be captured. A fault names the peer that was waited for. So far
+// docs/cuda_graphs.md tells of streams and what may be captured. A fault names who holds up all, as far as ranks tell
+// each other: the call that first sees it asks the peers, for a quarter of the deadline at most. So far
 // `high_throughput` has no byte budget; it waits for counts on the host, once and not for the rows, unless
 // num_worst_tokens is given, and only such rounds of it may be captured.
 enum class EngineKind : std::uint8_t { kAutomatic, kHost, kCuda };

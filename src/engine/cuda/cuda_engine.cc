@@ -113,6 +113,8 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   // All blocks of all ranks on the device are resident: blocks wait for each other.
   max_blocks_ = std::clamp(processors / window.ranks_on_device(), 1, kMaxBlocks);
   load_notices();
+  load_find_culprit();
+  tell_life_in({common_.windows, setup.layout.life(0), setup.rank, setup.num_ranks});
   set_back(setup.initial_epoch);
 }
 
@@ -228,7 +230,30 @@ Status CudaEngine::status_of(const Notice& notice, StatusCode code) const {
 
 Status CudaEngine::fault() const {
   const Notice notice = read_notice(common_.host->fault);
-  return notice.kind == NoticeKind::kNone ? Status{} : status_of(notice, StatusCode::kTimeout);
+  if (notice.kind == NoticeKind::kNone || !fault_.ok()) return fault_;
+  if (recording()) return status_of(notice, StatusCode::kTimeout);
+  fault_ = blame(notice);
+  return fault_;
+}
+
+Status CudaEngine::blame(Notice notice) const {
+  try {
+    const DeviceScope scope(device_);
+    const auto grace = std::chrono::nanoseconds(setup_.deadline) / 4;
+    launch_find_culprit(life_,
+                        {.peer = notice.peer,
+                         .phase = notice.phase,
+                         .epoch = notice.epoch,
+                         .grace_ns = static_cast<std::uint64_t>(grace.count())},
+                        &common_.host->culprit, cudaStreamPerThread);
+    check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
+  } catch (const Error&) {
+    return status_of(notice, StatusCode::kTimeout);  // on a device in such a state the awaited rank must do
+  }
+  notice.peer = common_.host->culprit;
+  // Whom others accuse blames nobody.
+  const bool nobody = notice.peer == kNoCulprit || notice.peer == setup_.rank;
+  return status_of(notice, nobody ? StatusCode::kAborted : StatusCode::kTimeout);
 }
 
 Status CudaEngine::poll() {
@@ -274,6 +299,7 @@ void CudaEngine::set_back(std::uint32_t epoch) {
     route->clear();
   invalid_ids_before_ = num_invalid_ids();
   *common_.host = {};
+  fault_ = {};
   told_ = 0;
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/cuda/culprit.h"
 #include "engine/cuda/memory.h"
 #include "engine/cuda/tasks.h"
 #include "engine/engine.h"
@@ -71,6 +72,9 @@ class CudaEngine : public Engine {
   // Makes a route as new, after a round that no combine ended.
   virtual void clear_route(const RouteMemory& route, cudaStream_t stream);
 
+  // Where this rank and its peers tell each other that a wait ran out; at first in the communication's own window.
+  void tell_life_in(const LifeLines& lines) { life_ = lines; }
+
   void count_dispatch() { ++num_dispatches_; }
 
   void count_combine() { ++num_combines_; }
@@ -81,6 +85,8 @@ class CudaEngine : public Engine {
   void synchronize() const;
   [[nodiscard]] std::int64_t num_invalid_ids() const;
   [[nodiscard]] Status status_of(const Notice& notice, StatusCode code) const;
+  // What a wait that ran out comes to, when the peers were asked for whom they wait: within a quarter of the deadline.
+  [[nodiscard]] Status blame(Notice notice) const;
 
   Setup setup_;
   const fabric::Window& window_;
@@ -99,6 +105,8 @@ class CudaEngine : public Engine {
   bool has_entered_ = false;
   bool recorded_ = false;
   Event order_;
+  LifeLines life_;
+  mutable Status fault_;    // the first, once somebody was blamed for it
   std::uint64_t told_ = 0;  // phase and epoch of the last notice that poll() gave
   std::int64_t num_dispatches_ = 0;
   std::int64_t num_combines_ = 0;

@@ -36,6 +36,7 @@ QueuedEngine::QueuedEngine(const Setup& setup, fabric::Window& window) : CudaEng
         "cudaMemcpy");
   queue_.layout = setup.queues->layout();
   queue_.windows = reinterpret_cast<std::byte* const*>(queue_windows_.get());
+  tell_life_in({queue_.windows, queue_.layout.life(0), setup.rank, setup.num_ranks});
   make_state();
   const protocol::WindowShape& shape = setup.layout.shape();
   landing_ = make_device_memory(device(), ranks * (setup.layout.payload_bytes() + shape.stats_entries * 4));

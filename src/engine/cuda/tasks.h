@@ -62,6 +62,7 @@ struct HostBoard {
   Notice aborted;  // the last operation that a peer gave up, or in which ranks passed what must agree and did not
   std::uint64_t invalid_ids;
   std::uint64_t missing_rows;
+  std::int32_t culprit;  // of the fault, when it was looked for (culprit.h)
 };
 
 // What a dispatch leaves for its combine, in device memory that a handle owns.

@@ -23,6 +23,12 @@ __device__ __forceinline__ void store_relaxed_system(std::uint64_t* word, std::u
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
 }
 
+__device__ __forceinline__ std::uint64_t load_relaxed_system(const std::uint64_t* word) {
+  std::uint64_t value = 0;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ std::uint32_t add_acq_rel_device(std::uint32_t* word, std::uint32_t value) {
   std::uint32_t before = 0;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
