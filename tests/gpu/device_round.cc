@@ -104,12 +104,13 @@ TensorView DeviceRounds::to_device(const TensorView& host) {
   const auto shift = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(host.data) % 64);
   device.data = take(bytes + shift) + shift;
   if (bytes == 0) return device;
+  synchronize();  // as in to_host
   check_cuda(cudaMemcpyAsync(device.data, host.data, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
              "cudaMemcpyAsync to the device");
   return device;
 }
 
-// A copy to pageable memory that waits for a round inside of the driver keeps other ranks' calls waiting, and the round
+// A copy of pageable memory that waits for a round inside of the driver keeps other ranks' calls waiting, and the round
 // waits for those ranks.
 void DeviceRounds::to_host(const TensorView& host, const TensorView& device) const {
   const std::int64_t bytes = span_of(device);

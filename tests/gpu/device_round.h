@@ -68,7 +68,7 @@ class DeviceRounds {
 
   [[nodiscard]] int device() const { return options_.device; }
 
-  // The same tensor in device memory, with its gaps; not given stays so. Valid until the next dispatch.
+  // The same tensor in device memory, with its gaps; not given stays so. Valid until the next dispatch. As `to_host`.
   TensorView to_device(const TensorView& host);
   // What was enqueued before has run on return, the copy not yet.
   void to_host(const TensorView& host, const TensorView& device) const;

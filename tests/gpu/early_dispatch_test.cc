@@ -12,6 +12,7 @@
 namespace tokenyard::gpu_tests {
 namespace {
 
+using support::check;
 using support::check_ok;
 using support::World;
 
@@ -79,7 +80,7 @@ TEST_P(EarlyDispatchesOnGpu, LoseNothingBetweenHalves) {
     for (TensorView* view : {&input.hidden_states, &input.topk_ids, &input.topk_weights, &input.hidden_states_scale})
       bring(*view);
     for (DispatchResult& result : open)
-      check_ok(split->dispatch_send(input, options, result), "dispatch_send");
+      check(split->dispatch_send(input, options, result).ok(), "dispatch_send");
     rank.ask_early(early, world);
     for (DispatchResult& result : open) {
       check_ok(rank.rounds.receive(rank.communication, options, result), "dispatch_receive");
