@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who is blamed when ranks wait for each other: the one that holds up all, by all, also by those that wait for a rank
 // that waits itself; and nobody when they wait in a circle.
-// Public bug reports of this kind: a rank that never comes leaves busy ranks stuck (C08), a timeout without a reason that
-// the next library call is blamed for (C134).
+// Public bug reports of this kind: a rank that never comes leaves busy ranks stuck (C08), a timeout without a reason
+// that the next library call is blamed for (C134).
 #include <gtest/gtest.h>
 
 #include "gpu/backend_case.h"

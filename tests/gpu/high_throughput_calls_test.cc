@@ -307,6 +307,17 @@ TEST(HighThroughputCallsOnGpu, RoundsOfFixedRowsMayBeCaptured) {
   });
 }
 
+TEST(HighThroughputCallsOnGpu, MoreExpertsThanKernelsTellApartAreRefused) {
+  TOKENYARD_NEEDS_DEVICES_OF(kShape);
+  support::run_ranks(1, [](const Group& group) {
+    support::check_throws(ErrorCode::kUnsupported, {"num_experts is 65536", "at most 65535"}, [&] {
+      (void)create_communication(group,
+                                 params_of({.num_ranks = 1, .hidden_size = 16, .num_experts = 65536, .max_tokens = 4}),
+                                 HighThroughputConfig{}, cuda_options(0));
+    });
+  });
+}
+
 TEST(HighThroughputCallsOnGpu, ByteBudgetsAreRefused) {
   TOKENYARD_NEEDS_DEVICES_OF(kShape);
   support::run_ranks(1, [](const Group& group) {

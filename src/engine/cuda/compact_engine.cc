@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,13 @@ CompactEngine::CompactEngine(const Setup& setup, fabric::Window& window)
     throw Error(ErrorCode::kUnsupported,
                 "the CUDA engine has no byte budgets; leave HighThroughputConfig::buffer_bytes 0 and size the window "
                 "by MoeParams",
+                setup.rank);
+  }
+  if (setup.params.num_experts >= protocol::OwnerRule::kMostExperts) {
+    throw Error(ErrorCode::kUnsupported,
+                "num_experts is " + std::to_string(setup.params.num_experts) +
+                    "; on the CUDA engine `high_throughput` takes at most " +
+                    std::to_string(protocol::OwnerRule::kMostExperts - 1),
                 setup.rank);
   }
   const DeviceScope scope(device());
