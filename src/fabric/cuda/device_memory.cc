@@ -60,6 +60,8 @@ void fill_with_zeros(const Context& context, std::byte* data, std::int64_t bytes
   CUstream native = nullptr;
   require(cu, cu.stream_create(&native, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   const Owned<Stream> stream(cu, native);
+  // A thread that captures may not wait. It learns so before there is anything that writes to memory which then goes.
+  require(cu, cu.stream_synchronize(native), "cuStreamSynchronize", "before zeroing " + size_text(context, bytes));
   const auto address = reinterpret_cast<CUdeviceptr>(data);
   require(cu, cu.memset_d8_async(address, 0, static_cast<std::size_t>(bytes), native), "cuMemsetD8Async");
   require(cu, cu.stream_synchronize(native), "cuStreamSynchronize", "after zeroing " + size_text(context, bytes));
