@@ -91,11 +91,11 @@ class CulpritsOnGpu : public testing::TestWithParam<BackendCase> {
   }
 };
 
-// Rank 1 waits for the rows of the last rank, which does not combine; rank 0 needs nobody's rows, and waits for both in
-// its next dispatch.
+// Rank 1 waits for the rows of the last rank, which does not combine; rank 0 needs only those of rank 1, and waits for
+// both in its next dispatch.
 TEST_P(CulpritsOnGpu, OneThatHoldsUpAllIsBlamedByAll) {
   const int last = shape().num_ranks - 1;
-  play_faults(1, [last](int index, const Rank& rank, DispatchResult& result) {
+  play_faults(2, [last](int index, const Rank& rank, DispatchResult& result) {
     if (index == last) return;
     const Status combined = rank.combine(result);
     if (index == 0) {

@@ -135,10 +135,11 @@ __device__ inline void end_sending(const CombineTask& task, std::uint32_t epoch)
   if (task.reads_views) release_views(common, common.board->epochs[protocol::kDispatchPhase]);
 }
 
+// By one warp.
 __device__ inline bool wait_for_owners(const CombineTask& task, std::uint32_t epoch) {
   const Common& common = task.common;
   bool there = true;
-  for (int owner = static_cast<int>(threadIdx.x); owner < common.num_ranks; owner += kThreads) {
+  for (int owner = lane_index(); owner < common.num_ranks; owner += kWarp) {
     if (task.route.rows_sent[owner] == 0) continue;
     const Awaited awaited{owner, Phase::kCombine, epoch};
     const protocol::HeaderLine* header = header_of(common, common.rank, protocol::kCombinePhase, epoch, owner);
@@ -152,7 +153,23 @@ __device__ inline bool wait_for_owners(const CombineTask& task, std::uint32_t ep
       there = false;
     }
   }
-  return __syncthreads_and(static_cast<int>(there)) != 0;
+  __syncwarp();
+  return __all_sync(kAllLanes, static_cast<int>(there)) != 0;
+}
+
+// By all warps, when the first ones have staged rows: those look by themselves, for the headers have most likely come
+// by then. One warp looks for the others, which meet it.
+__device__ inline bool owners_are_there(const CombineTask& task, std::uint32_t epoch, int stagers) {
+  constexpr int kBarrier = 1;
+  __shared__ bool there;
+  if (warp_index() <= stagers) {
+    const bool known = wait_for_owners(task, epoch);
+    if (warp_index() < stagers) return known;
+    if (lane_index() == 0) there = known;
+    __syncwarp();
+  }
+  wait_at(kBarrier, stagers == 0 ? kThreads : kThreads / 2);
+  return there;
 }
 
 // By one thread: until the owner has staged the chunk with the place, where it tells of chunks. Out of line, because
@@ -210,17 +227,17 @@ class Readiness {
 };
 
 // By all blocks. `Access` does what depends on how rows are moved: stage(epoch, warps) and sum(epoch, warps), by warps.
+// What this rank owes is not held up by ranks that owe it something.
 template <class Placement, class Access>
 __device__ void run_halves(const typename Placement::Task& task, std::uint32_t epoch, Access& access) {
   const CombineTask& rows = Placement::rows_of(task);
   const bool stages = rows.sends && begin_sending(rows, epoch);
-  const bool there = rows.receives && wait_for_owners(rows, epoch);
   const auto grid = static_cast<int>(gridDim.x);
   const auto block = static_cast<int>(blockIdx.x);
-  const int stagers = !stages ? 0 : there ? kWarps / 2 : kWarps;
+  const int stagers = !stages ? 0 : rows.receives ? kWarps / 2 : kWarps;
   const bool stager = warp_index() < stagers;
   if (stager) access.stage(epoch, {warp_index() * grid + block, stagers * grid});
-  if (!there) return;
+  if (!rows.receives || !owners_are_there(rows, epoch, stagers)) return;
   access.sum(epoch, {stager ? -1 : (warp_index() - stagers) * grid + block, (kWarps - stagers) * grid});
   Placement::sum_rest(task, epoch);
 }
