@@ -86,15 +86,18 @@ void Core::release_views(Route& route) {
   engine_->release(route.round);
 }
 
-// A round whose result outlives the window's rows lasts until its combine is complete.
-bool Core::in_flight(const Route& route) const {
-  if (route.views_open) return true;
-  // On a GPU so does any whose route is used again by the next; compact rows' belongs to the handle.
+// A round whose result outlives the window's rows lasts until its combine is complete. On a GPU so does any whose route
+// is used again by the next; compact rows' belongs to the handle.
+bool Core::counts_rounds() const {
   const protocol::Placement placement = limits_.plan.spec.placement;
   const bool on_device = limits_.device.kind == DeviceKind::kCuda && placement != protocol::Placement::kCompact;
-  return (protocol::by_expert(placement) || on_device) &&
-         (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
-          route.state == RouteState::kCombining);
+  return protocol::by_expert(placement) || on_device;
+}
+
+bool Core::in_flight(const Route& route) const {
+  if (route.views_open) return true;
+  return counts_rounds() && (route.state == RouteState::kSent || route.state == RouteState::kReceived ||
+                             route.state == RouteState::kCombining);
 }
 
 void Core::end_round(Route& route, RouteState state) {

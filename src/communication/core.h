@@ -141,6 +141,9 @@ class Core {
     return given != 0 || !sm_budget_ ? given : sm_budget_->max_sms_used();
   }
 
+  // Whether all rounds that are not combined are in flight, as many on each rank that makes the same calls, or only
+  // those whose result is a view, as each rank likes.
+  [[nodiscard]] bool counts_rounds() const;
   [[nodiscard]] bool in_flight(const Route& route) const;
   [[nodiscard]] int free_buffer() const;
   void end_round(Route& route, RouteState state);
@@ -150,6 +153,7 @@ class Core {
   [[nodiscard]] Route* oldest_uncombined() const;
   void abort_combine(const Handle& handle);
   void refuse_halves(const Handle& handle) const;
+  void check_in_flight() const;
   void require_dispatch_room() const;
   void require_combine_room() const;
   // With a byte budget: the calls that follow are of these shapes. Otherwise nothing changes.

@@ -7,27 +7,31 @@
 
 namespace tokenyard::communication {
 
-// A rank that comes too early has a round to end, for which the peers wait: they come to the next dispatch only then.
-// So nothing is announced, and the call may be repeated.
-void Core::require_dispatch_room() const {
+void Core::check_in_flight() const {
   const auto open = std::ranges::count_if(pool_->routes, [this](const auto& other) { return in_flight(*other); });
-  if (open >= info().contract.max_in_flight) {
-    throw Error(ErrorCode::kInvalidState,
-                std::to_string(open) + " rounds are in flight and `" + std::string(info().name) + "` allows " +
-                    std::to_string(info().contract.max_in_flight) +
-                    ": combine one, or let its handle die, before the next dispatch",
-                limits_.rank);
-  }
-  if (uses_queues()) return;  // a turn is announced
+  if (open < info().contract.max_in_flight) return;
+  throw Error(ErrorCode::kInvalidState, std::to_string(open) + " rounds are in flight and `" +
+                                            std::string(info().name) + "` allows " +
+                                            std::to_string(info().contract.max_in_flight) +
+                                            ": combine one, or let its handle die, before the next dispatch");
+}
+
+// Where rounds count, a rank that comes too early has one to end, for which the peers wait: they come to the next
+// dispatch only then. So nothing is announced, and the call may be repeated. Where views count, peers may have none,
+// and wait in that dispatch: they are told.
+void Core::require_dispatch_room() const {
+  if (!counts_rounds()) return;
   try {
-    engine_->check_dispatch();
+    check_in_flight();
+    if (!uses_queues()) engine_->check_dispatch();  // else it is a turn, which is announced
   } catch (const Error& error) {
     throw with_rank(error);
   }
 }
 
 void Core::prepare(const DispatchInput& input, const DispatchOptions& options, Route& route) {
-  if (uses_queues()) engine_->check_dispatch();
+  if (!counts_rounds()) check_in_flight();
+  if (!counts_rounds() || uses_queues()) engine_->check_dispatch();
   check_tensors(input);
   const Route* replay = nullptr;
   if (options.replay != nullptr) {

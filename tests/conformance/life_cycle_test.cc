@@ -192,9 +192,10 @@ TEST_P(LifeCycle, TooManyOpenOperationsAreRefused) {
   }));
 }
 
-// The peers, which may wait for a round that this rank has open, hear nothing of it: within a round, and between the
-// halves of a dispatch.
+// Where rounds count, and not views, which others may have none of: the peers, which may wait for a round that this
+// rank has open, hear nothing of it, within a round and between the halves of a dispatch.
 TEST_P(LifeCycle, ADispatchThatOneRankAsksForTooEarlyLosesNothing) {
+  if (find_backend(GetParam()).contract.max_in_flight < 2) GTEST_SKIP() << "views count, and the peers are told";
   const WorldSpec spec = all_to_all_spec(kRanks, 2);
   const World world = make_world(spec);
   EXPECT_NO_THROW(run_ranks(kRanks, [&](const Group& group) {

@@ -93,7 +93,7 @@ TEST_P(EarlyDispatchesOnGpu, LoseNothingBetweenHalves) {
 
 std::vector<BackendCase> cases() {
   std::vector<BackendCase> all;
-  for (const std::string_view backend : {"one_sided", "two_sided", "high_throughput", "low_latency"}) {
+  for (const std::string_view backend : {"one_sided", "two_sided", "low_latency"}) {
     for (const bool spread : {false, true})
       all.push_back({backend, {.num_ranks = 2, .hidden_size = 128, .max_tokens = 40, .spread = spread}});
     all.push_back({backend, {.num_ranks = 3, .hidden_size = 128, .num_experts = 48, .max_tokens = 600}});
