@@ -112,6 +112,9 @@ CudaEngine::CudaEngine(const Setup& setup, fabric::Window& window)
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute");
   // All blocks of all ranks on the device are resident: blocks wait for each other.
   max_blocks_ = std::clamp(processors / window.ranks_on_device(), 1, kMaxBlocks);
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_), "cudaDeviceGetAttribute");
+  overlaps_ = major >= 9 && window.ranks_on_device() == 1;
   load_notices();
   load_find_culprit();
   tell_life_in({common_.windows, setup.layout.life(0), setup.rank, setup.num_ranks});

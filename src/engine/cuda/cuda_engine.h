@@ -55,6 +55,11 @@ class CudaEngine : public Engine {
   cudaStream_t enter(const Stream& stream);
   // Blocks for `work` equal parts: all of them are resident, together with those of other ranks on the device.
   [[nodiscard]] int blocks_for(std::int64_t work, int num_sms) const;
+
+  // Launches overlap (from sm_90 on) where a call has the device for itself: one rank on it, and all its
+  // multiprocessors. Blocks that wait for the kernel before then keep nobody from the device that a round waits for.
+  [[nodiscard]] bool may_overlap(int num_sms) const { return overlaps_ && num_sms == 0; }
+
   // Takes the buffers of a new round, which is as new again after a reset.
   void keep(Round& round, std::unique_ptr<RouteBuffers> buffers);
 
@@ -92,6 +97,7 @@ class CudaEngine : public Engine {
   const fabric::Window& window_;
   int device_;
   int max_blocks_;
+  bool overlaps_;
   Common common_{};
   DeviceMemory windows_;  // the pointers to them
   DeviceMemory board_;    // Board, arrivals, owed

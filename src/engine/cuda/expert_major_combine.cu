@@ -9,6 +9,7 @@
 #include "engine/cuda/expert_kernels.h"
 #include "engine/cuda/expert_state.cuh"
 #include "engine/cuda/expert_sums.cuh"
+#include "engine/cuda/overlap.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
@@ -140,6 +141,8 @@ template <class Rows>
 __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_constant__ ExpertCombineTask task) {
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
+  fetch_parameters(task);
+  wait_for_kernels_before();
   const Start start = read_start(common, protocol::kCombinePhase);
   const bool aborted = load_relaxed_device(state + kGivenUp) != 0;
   const std::uint32_t of_round = task.sends ? 0 : state[kCombineEpoch];
@@ -160,6 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) expert_combine(const __grid_const
     if (task.weights != nullptr) push_weights(task, epoch, tokens);
     rows.reduce_all(task, epoch, items);
   }
+  let_next_kernel_start();
   if (task.receives && !aborted) rows.sum_all(task, epoch, tokens);
   __syncthreads();
   if (sends) advance_block(common, protocol::kCombinePhase, epoch);
@@ -210,8 +214,7 @@ void load_expert_combine() {
 
 void launch_expert_combine(const ExpertCombineTask& task, bool logarithmic, int blocks, cudaStream_t stream) {
   const CombineByExpert kernel = logarithmic ? logarithmic_kernel() : kernel_for(task.wire_dtype, kind_of(task));
-  kernel<<<blocks, kThreads, 0, stream>>>(task);
-  check(cudaGetLastError(), "launching a combine");
+  launch_overlapping(kernel, {.blocks = blocks, .overlaps = task.overlaps}, stream, task);
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -9,6 +9,7 @@
 #include "engine/cuda/expert_rows.cuh"
 #include "engine/cuda/expert_send.cuh"
 #include "engine/cuda/expert_state.cuh"
+#include "engine/cuda/overlap.cuh"
 
 namespace tokenyard::engine::cuda {
 namespace {
@@ -34,6 +35,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   std::byte* lines = memory + table_bytes;
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
+  fetch_parameters(task);
+  if (task.sends) clear_table(task, sent_table(task, table));
+  wait_for_kernels_before();
   const Start start = read_start(common, protocol::kDispatchPhase);
   const std::uint32_t of_round = task.sends ? 0 : state[kDispatchEpoch];
   Sender<Row> sender(task, sent_table(task, table), lines);
@@ -50,6 +54,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     state[kCombineGivenUp] = 0;
   }
   if (task.sends) sender.send(epoch);
+  let_next_kernel_start();
   if (!task.receives) return;
   __syncthreads();
   receive_all(task, epoch, received_table(task, table), reinterpret_cast<Piece*>(lines));
@@ -108,9 +113,9 @@ void launch_expert_dispatch(const ExpertDispatchTask& task,
                             int blocks,
                             cudaStream_t stream) {
   const auto table_bytes = static_cast<int>(table_bytes_of(task.experts.num_experts, task.common.num_ranks));
-  kernel_for(task.cast, task.rows_dtype)<<<blocks, kThreads, static_cast<std::size_t>(shared_bytes), stream>>>(
-      task, table_bytes);
-  check(cudaGetLastError(), "launching a dispatch");
+  const Launch launch{
+      .blocks = blocks, .shared_bytes = static_cast<std::size_t>(shared_bytes), .overlaps = task.overlaps};
+  launch_overlapping(kernel_for(task.cast, task.rows_dtype), launch, stream, task, table_bytes);
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -141,8 +141,9 @@ ExpertDispatchTask ExpertMajorEngine::dispatch_task(const DispatchRequest& reque
   return task;
 }
 
-void ExpertMajorEngine::launch_dispatch(const ExpertDispatchTask& task, const DispatchRequest& request) {
+void ExpertMajorEngine::launch_dispatch(ExpertDispatchTask& task, const DispatchRequest& request) {
   const DeviceScope scope(device());
+  task.overlaps = may_overlap(request.num_sms);
   const std::int64_t rows = task.receives ? setup().layout.combine_rows() : 0;
   const std::int64_t receivers = protocol::ceil_div(rows * task.parts.value(), kWarps);
   const int blocks = blocks_for(std::max(task.sends ? request.num_tokens + 2 : 1, receivers + 1), request.num_sms);
@@ -261,6 +262,7 @@ void ExpertMajorEngine::launch_combine_half(ExpertCombineTask& task, const Strea
   const DeviceScope scope(device());
   const protocol::WindowLayout& layout = setup().layout;
   const std::int64_t rows = task.sends ? layout.combine_rows() : layout.shape().max_tokens;
+  task.overlaps = may_overlap(num_sms);
   const bool logarithmic = setup().spec.combine_wire == protocol::CombineWire::kLogarithmic;
   std::int64_t work = rows;
   if (extra_.in_lines() && !logarithmic) {

@@ -60,7 +60,7 @@ class ExpertMajorEngine final : public CudaEngine {
   [[nodiscard]] ExpertDispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;
   void add_rows(const DispatchRequest& request, const Round& round, ExpertDispatchTask& task) const;
   static void add_outputs(const DispatchRequest& request, const Round& round, ExpertDispatchTask& task);
-  void launch_dispatch(const ExpertDispatchTask& task, const DispatchRequest& request);
+  void launch_dispatch(ExpertDispatchTask& task, const DispatchRequest& request);
   // The last of the dispatch's rows in the window is read by what was enqueued.
   void close(ExpertBuffers& buffers);
   void launch_combine_half(ExpertCombineTask& task, const Stream& stream, int num_sms);

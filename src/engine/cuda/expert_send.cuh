@@ -324,7 +324,8 @@ struct LoadedToken {
   PicksOfLane picks;
 };
 
-// A block's way through its tokens. `table` is empty at first. `staged`: shared memory for a row that crosses in lines.
+// A block's way through its tokens. `table` is cleared, which begin() makes seen. `staged`: shared memory for a
+// row that crosses in lines.
 template <class Row>
 class Sender {
  public:
@@ -338,7 +339,6 @@ class Sender {
     int before = is_clerk() ? tokens_ : min(token_, tokens_);
     PickCounter counter(task_);
     if (few_picks) counter.load(task_, 0, before);
-    clear_table(task_, table_);
     tokens_ = static_cast<int>(tokens_of_call(tokens_, task_.num_tokens_on_device));
     before = min(before, tokens_);
     __syncthreads();

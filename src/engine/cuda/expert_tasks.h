@@ -125,6 +125,7 @@ struct ExpertDispatchTask {
   protocol::Divisor parts{1};  // of a row, a warp each at the receiver
   protocol::Divisor peers{1};  // all ranks; for rows in lines, which are few enough
   bool with_weights = false;
+  bool overlaps = false;  // the launch (overlap.cuh)
   bool sends = true;
   bool receives = true;
 };
@@ -151,6 +152,7 @@ struct ExpertCombineTask {
   Dtype output_dtype = Dtype::kBf16;
   bool from_vectors = false;  // rows may be accessed by 16 bytes
   bool output_vectors = false;
+  bool overlaps = false;  // the launch
   bool sends = true;
   bool receives = true;
 };

@@ -144,12 +144,6 @@ SmallWork RankMajorEngine::small_work(std::int64_t rows, int lines, int peers, i
   return work;
 }
 
-// Launches overlap (from sm_90 on, as bulk copies) where a call has the device for itself: one rank on it, and all its
-// multiprocessors. Blocks that wait for the kernel before then keep nobody from the device that a round waits for.
-bool RankMajorEngine::may_overlap(int num_sms) const {
-  return bulk_ && num_sms == 0 && window().ranks_on_device() == 1;
-}
-
 void RankMajorEngine::launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request) {
   const DeviceScope scope(device());
   const int sources = setup().num_ranks - (task.own_direct ? 1 : 0);

@@ -40,7 +40,6 @@ class RankMajorEngine final : public CudaEngine {
                       std::size_t index,
                       SmallLane& lane) const;
   void launch_small_dispatch_half(SmallDispatchTask task, const DispatchRequest& request);
-  [[nodiscard]] bool may_overlap(int num_sms) const;
   [[nodiscard]] SmallWork small_work(std::int64_t rows, int lines, int peers, int num_sms) const;
   [[nodiscard]] SmallDispatchTask small_dispatch_task(const DispatchRequest& request, const Round& round) const;
   [[nodiscard]] DispatchTask dispatch_task(const DispatchRequest& request, const Round& round) const;

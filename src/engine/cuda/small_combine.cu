@@ -5,6 +5,7 @@
 
 #include "engine/cuda/combine_kernels.cuh"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/overlap.cuh"
 #include "engine/cuda/plain_headers.cuh"
 #include "engine/cuda/small_lines.cuh"
 #include "protocol/casts.h"
@@ -303,7 +304,8 @@ void load_small_combine() {
 }
 
 void launch_small_combine(const CombineTask& task, int blocks, cudaStream_t stream) {
-  launch_small(combine_kernel<Kernels>(task.rows_dtype, task.output_dtype), task, blocks, stream);
+  const Launch launch{.blocks = blocks, .threads = task.work.threads, .overlaps = task.work.overlaps};
+  launch_overlapping(combine_kernel<Kernels>(task.rows_dtype, task.output_dtype), launch, stream, task);
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -4,6 +4,7 @@
 // rows, and no block waits for another of its rank. Every warp works out a token's route by itself, for the same
 // reason. The receiver writes lines where the caller sees them as they come.
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/overlap.cuh"
 #include "engine/cuda/plain_headers.cuh"
 #include "engine/cuda/small_lines.cuh"
 
@@ -345,7 +346,8 @@ void load_small_dispatch() {
 }
 
 void launch_small_dispatch(const SmallDispatchTask& task, int blocks, cudaStream_t stream) {
-  launch_small(small_dispatch, task, blocks, stream);
+  const Launch launch{.blocks = blocks, .threads = task.work.threads, .overlaps = task.work.overlaps};
+  launch_overlapping(small_dispatch, launch, stream, task);
 }
 
 }  // namespace tokenyard::engine::cuda

@@ -6,11 +6,8 @@
 // are issued before anything is known that they do not need, and what is rare is a function call.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
-#include "engine/cuda/kernels.h"
 #include "engine/cuda/routing.cuh"
 #include "engine/cuda/small_layout.h"
 #include "engine/cuda/tasks.h"
@@ -221,39 +218,6 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common,
     }
     if (__any_sync(kAllLanes, static_cast<int>(clock.ends)) != 0) return false;
   }
-}
-
-// By all threads, first. Parameters are read through a cache that is empty when a kernel starts: one word of each of
-// its lines, asked for at once by several warps, costs about one miss; lines as the code comes to them cost one each.
-// Nobody needs what is read.
-template <class Task>
-__device__ __forceinline__ void fetch_parameters(const Task& task) {
-  constexpr unsigned kSharers = 4;  // warps of the smallest block
-  constexpr unsigned kLine = 64 / sizeof(std::uint32_t);
-  constexpr unsigned kWords = sizeof(Task) / sizeof(std::uint32_t);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(&task);
-  const unsigned first = threadIdx.x / kWarp % kSharers * kLine;
-  std::uint32_t all = 0;
-#pragma unroll
-  for (unsigned i = 0; i < kWords; i += kSharers * kLine)
-    all |= words[min(i + first, kWords - 1)];
-  // Keeps the loads, and does nothing. Threads do not part here, which would make what follows longer.
-  if (__reduce_or_sync(kAllLanes, all) == 1) __nanosleep(0);
-}
-
-// Waits for what ran before and starts, so that its launch, and what it does first, cost nothing (SmallWork::overlaps).
-template <class Task>
-void launch_small(void (*kernel)(Task), const Task& task, int blocks, cudaStream_t stream) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(task.work.threads));
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = task.work.overlaps ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, task), "launching a small round");
 }
 
 }  // namespace tokenyard::engine::cuda
