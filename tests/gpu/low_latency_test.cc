@@ -14,7 +14,6 @@ namespace tokenyard::gpu_tests {
 namespace {
 
 using support::check;
-using support::check_eq;
 using support::check_fault;
 using support::check_lists_eq;
 using support::check_ok;
