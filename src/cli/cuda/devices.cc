@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "tokenyard/error.h"
 
@@ -42,6 +43,9 @@ void look(Answer& answer) {
 }  // namespace
 
 CudaDevices cuda_devices() {
+  // As many queues as CUDA takes, unless the caller said how many: streams of ranks that are threads wait for each
+  // other where they share one. Read when CUDA starts.
+  static_cast<void>(::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));
   const auto answer = ask_in_own_process<Answer>(look);
   if (answer.count == 0) {
     throw Error(ErrorCode::kUnsupported, std::string("--engine cuda cannot be used here: ") + answer.reason.data());

@@ -16,8 +16,8 @@ struct CudaDevices {
   int num_sms = 0;  // multiprocessors of the device that has fewest
 };
 
-// The machine's devices, of which there is at least one. Asked in a process of its own. Throws kUnsupported with the
-// reason where there is none.
+// The machine's devices, of which there is at least one. Asked in a process of its own; this one is made ready for
+// ranks that are threads. Throws kUnsupported with the reason where there is none.
 [[nodiscard]] CudaDevices cuda_devices();
 
 // Makes `device` the current one of the thread.
