@@ -19,48 +19,62 @@ constexpr int kRanks = 3;
 
 enum class Where { kBetweenHalves, kBeforeCombine };
 
-// Which ranks refuse: rank 1, all others, all.
-constexpr int kCulprits = 3;
+// Which ranks refuse, and how many dispatches each.
+struct Refusals {
+  std::function<bool(int rank)> by;
+  int in_a_row = 1;
+};
 
-bool refuses(int culprits, int rank) {
-  return culprits == 2 || (rank == 1) == (culprits == 0);
+const std::vector<Refusals>& all_refusals() {
+  static const std::vector<Refusals> all{{[](int rank) { return rank == 1; }},
+                                         {[](int rank) { return rank != 1; }},
+                                         {[](int /*rank*/) { return true; }},
+                                         {[](int rank) { return rank == 0; }, 2}};
+  return all;
 }
 
 class RefusedWithin : public ::testing::TestWithParam<std::tuple<std::string_view, Where>> {
  protected:
-  static void refuse(Communication& communication) {
-    DispatchResult nothing;
-    bool refused = false;
-    try {
-      (void)communication.dispatch({}, {}, nothing);
-    } catch (const Error&) {
-      refused = true;
+  static void refuse(Communication& communication, const Refusals& refusals) {
+    if (!refusals.by(communication.rank())) return;
+    for (int time = 0; time < refusals.in_a_row; ++time) {
+      DispatchResult nothing;
+      bool refused = false;
+      try {
+        (void)communication.dispatch({}, {}, nothing);
+      } catch (const Error&) {
+        refused = true;
+      }
+      check(refused, "a dispatch of nothing was not refused");
     }
-    check(refused, "a dispatch of nothing was not refused");
   }
 
-  // Several rounds each, because places in the window go by epochs.
-  static void play(Communication& communication, Where where, int culprits, std::uint64_t seed) {
-    const int rank = communication.rank();
+  // The others' dispatches that the refusals end.
+  static void meet_refusals(Communication& communication, const World& world, const Refusals& refusals) {
+    if (refusals.by(communication.rank())) return;
+    const RankTensors tensors(world, communication.rank(), false);
+    for (int time = 0; time < refusals.in_a_row; ++time) {
+      DispatchResult result;
+      const Status status = communication.dispatch(tensors.input(), {}, result);
+      check_fault(status, StatusCode::kAborted, status.fault.peer, Phase::kDispatch);
+      check(refusals.by(status.fault.peer), "a rank is named that has not refused: " + status.message());
+    }
+  }
+
+  static void play(Communication& communication, Where where, const Refusals& refusals, std::uint64_t seed) {
     const World world = make_world(small_spec(kRanks, seed));
     int times = 0;
     RoundPlan plan;
     if (where == Where::kBetweenHalves) {
       plan.between_halves = [&] {
-        if (times++ == 0 && refuses(culprits, rank)) refuse(communication);
+        if (times++ == 0) refuse(communication, refusals);
       };
     }
     DispatchResult result;
     dispatch_and_check(communication, world, plan, result);
-    if (where == Where::kBeforeCombine && refuses(culprits, rank)) refuse(communication);
+    if (where == Where::kBeforeCombine) refuse(communication, refusals);
     combine_and_check(communication, world, plan, result, result.handle);
-    if (!refuses(culprits, rank)) {
-      const RankTensors tensors(world, rank, false);
-      const Status status = communication.dispatch(tensors.input(), {}, result);
-      check_fault(status, StatusCode::kAborted, status.fault.peer, Phase::kDispatch);
-      check(refuses(culprits, status.fault.peer), "a rank is named that has not refused: " + status.message());
-    }
-    result.handle = Handle();
+    meet_refusals(communication, world, refusals);
     play_round(communication, world, {}, result);
   }
 };
@@ -70,9 +84,10 @@ TEST_P(RefusedWithin, TheRoundThatIsOpenGoesOn) {
   EXPECT_NO_THROW(run_ranks(kRanks, [name = backend, where = where](const Group& group) {
     Communication communication = communication_for(group, name, small_spec(kRanks));
     std::uint64_t seed = 1;
+    // Twice, because places in the window go by epochs.
     for (int time = 0; time < 2; ++time) {
-      for (int culprits = 0; culprits < kCulprits; ++culprits)
-        play(communication, where, culprits, ++seed);
+      for (const Refusals& refusals : all_refusals())
+        play(communication, where, refusals, ++seed);
     }
   }));
 }

@@ -238,6 +238,8 @@ void HostEngine::abort_dispatch() {
   if (queued_) queued_->skip_turn(kDispatchPhase);
   begin(Phase::kDispatch, epoch);
   for (int peer = 0; peer < setup_.num_ranks; ++peer) {
+    // Its own header in that place may be of a round whose receive half is yet to come.
+    if (peer == setup_.rank) continue;
     // A rank that cannot be told within the deadline is at fault itself; the fault is sticky and speaks for this call.
     if (!wait_headers_read(peer, epoch - protocol::kHeaderSlots).ok()) return;
     protocol::HeaderLine& header = window(peer).header(kDispatchPhase, epoch, setup_.rank);
