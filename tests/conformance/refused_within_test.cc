@@ -86,8 +86,11 @@ TEST_P(RefusedWithin, TheRoundThatIsOpenGoesOn) {
     std::uint64_t seed = 1;
     // Twice, because places in the window go by epochs.
     for (int time = 0; time < 2; ++time) {
-      for (const Refusals& refusals : all_refusals())
+      for (const Refusals& refusals : all_refusals()) {
+        // The second one would have the place of the round that is open, so that the peers are not told of it.
+        if (communication.contract().max_in_flight > 1 && refusals.in_a_row > 1) continue;
         play(communication, where, refusals, ++seed);
+      }
     }
   }));
 }
