@@ -153,7 +153,7 @@ class Core {
   [[nodiscard]] Route* oldest_uncombined() const;
   void abort_combine(const Handle& handle);
   void refuse_halves(const Handle& handle) const;
-  void check_in_flight() const;
+  void check_room() const;
   void require_dispatch_room() const;
   void require_combine_room() const;
   // With a byte budget: the calls that follow are of these shapes. Otherwise nothing changes.

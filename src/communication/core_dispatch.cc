@@ -7,13 +7,15 @@
 
 namespace tokenyard::communication {
 
-void Core::check_in_flight() const {
+void Core::check_room() const {
   const auto open = std::ranges::count_if(pool_->routes, [this](const auto& other) { return in_flight(*other); });
-  if (open < info().contract.max_in_flight) return;
-  throw Error(ErrorCode::kInvalidState, std::to_string(open) + " rounds are in flight and `" +
-                                            std::string(info().name) + "` allows " +
-                                            std::to_string(info().contract.max_in_flight) +
-                                            ": combine one, or let its handle die, before the next dispatch");
+  if (open >= info().contract.max_in_flight) {
+    throw Error(ErrorCode::kInvalidState, std::to_string(open) + " rounds are in flight and `" +
+                                              std::string(info().name) + "` allows " +
+                                              std::to_string(info().contract.max_in_flight) +
+                                              ": combine one, or let its handle die, before the next dispatch");
+  }
+  engine_->check_dispatch();
 }
 
 // Where rounds count, a rank that comes too early has one to end, for which the peers wait: they come to the next
@@ -22,16 +24,14 @@ void Core::check_in_flight() const {
 void Core::require_dispatch_room() const {
   if (!counts_rounds()) return;
   try {
-    check_in_flight();
-    if (!uses_queues()) engine_->check_dispatch();  // else it is a turn, which is announced
+    check_room();
   } catch (const Error& error) {
     throw with_rank(error);
   }
 }
 
 void Core::prepare(const DispatchInput& input, const DispatchOptions& options, Route& route) {
-  if (!counts_rounds()) check_in_flight();
-  if (!counts_rounds() || uses_queues()) engine_->check_dispatch();
+  if (!counts_rounds()) check_room();
   check_tensors(input);
   const Route* replay = nullptr;
   if (options.replay != nullptr) {

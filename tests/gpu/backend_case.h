@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "tokenyard/backends.h"
+#include "tokenyard/dispatch.h"
 
 #include "gpu/device_ranks.h"
+#include "support/tensor.h"
 #include "support/world.h"
 
 namespace tokenyard::gpu_tests {
@@ -39,6 +41,14 @@ inline std::string title_of_case(const BackendCase& of) {
 
 inline std::ostream& operator<<(std::ostream& out, const BackendCase& of) {
   return out << title_of_case(of);
+}
+
+// Expert output in the layout of the result, whatever stands in it.
+[[nodiscard]] inline support::Tensor expert_output_for(const Shape& shape, const DispatchResult& result) {
+  const TensorView& rows = result.hidden_states;
+  std::vector<std::int64_t> dims(rows.shape.begin(), rows.shape.begin() + rows.num_dims - 1);
+  dims.push_back(shape.hidden_size);
+  return {shape.dtype, dims};
 }
 
 // A world in which each rank has some number of tokens up to `most`, none now and then.

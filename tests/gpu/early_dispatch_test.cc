@@ -73,12 +73,11 @@ TEST_P(EarlyDispatchesOnGpu, LoseNothingBetweenHalves) {
   play([](const Rank& rank, int early, const World& world, std::vector<DispatchResult>& open) {
     auto* split = rank.communication.get<SplitPhases>();
     const support::RankTensors tensors(world, rank.index, false);
-    support::RoundPlan plan = rank.rounds.through_device({});
+    const support::RoundPlan plan = rank.rounds.through_device({});
     const DispatchOptions options{.stream = {rank.rounds.stream()}};
     DispatchInput input = tensors.input();
-    const auto bring = [&](TensorView& view) { view = rank.rounds.to_device(view); };
     for (TensorView* view : {&input.hidden_states, &input.topk_ids, &input.topk_weights, &input.hidden_states_scale})
-      bring(*view);
+      *view = rank.rounds.to_device(*view);
     for (DispatchResult& result : open)
       check(split->dispatch_send(input, options, result).ok(), "dispatch_send");
     rank.ask_early(early, world);

@@ -85,14 +85,6 @@ class FaultsOnGpu : public testing::TestWithParam<BackendCase> {
     check_cuda(cudaGetLastError(), "what CUDA remembers of a fault");
   }
 
-  // In the layout of the result, whatever stands in it.
-  [[nodiscard]] static support::Tensor expert_output_for(const DispatchResult& result) {
-    const TensorView& rows = result.hidden_states;
-    std::vector<std::int64_t> dims(rows.shape.begin(), rows.shape.begin() + rows.num_dims - 1);
-    dims.push_back(shape().hidden_size);
-    return {shape().dtype, dims};
-  }
-
   static void reset(const Group& group, Communication& communication) {
     group.barrier();
     support::check_ok(communication.reset(), "reset");
@@ -130,7 +122,7 @@ TEST_P(FaultsOnGpu, RankThatNeverCombinesIsNamed) {
     DispatchResult result;
     dispatch_and_check(communication, sent, rounds.through_device(plan()), result);
     if (group.rank() != kCulprit) {
-      const support::Tensor rows = expert_output_for(result);
+      const support::Tensor rows = expert_output_for(shape(), result);
       support::Tensor output(shape().dtype, {sent.rank(group.rank()).num_tokens, shape().hidden_size});
       TensorView view = output.view();
       const support::Stopwatch stopwatch;
@@ -180,7 +172,7 @@ TEST_P(FaultsOnGpu, DispatchThatOneRankMisusesIsAbortedElsewhere) {
         support::check_ok(communication.poll(), "an abort is told once");
         // A dispatch that waited for counts on the host has ended without a handle.
         if (time % 2 == 0 && GetParam().backend == "one_sided") {
-          const support::Tensor rows = expert_output_for(result);
+          const support::Tensor rows = expert_output_for(shape(), result);
           support::Tensor output(shape().dtype, {tensors.num_tokens(), shape().hidden_size});
           TensorView view = output.view();
           support::check_ok(rounds.combine(communication, result.handle, {.expert_output = rows.view()}, {}, view),
@@ -200,7 +192,7 @@ TEST_P(FaultsOnGpu, CombineThatOneRankMisusesIsAbortedElsewhere) {
       const World sent = world(8);
       DispatchResult result;
       dispatch_and_check(communication, sent, rounds.through_device(plan()), result);
-      const support::Tensor rows = expert_output_for(result);
+      const support::Tensor rows = expert_output_for(shape(), result);
       support::Tensor output(shape().dtype, {sent.rank(group.rank()).num_tokens, shape().hidden_size});
       TensorView view = output.view();
       if (group.rank() == kCulprit) {

@@ -71,10 +71,7 @@ class KilledRankOnGpu : public testing::TestWithParam<BackendCase> {
     const RankTensors tensors(world, rank, false);
     DispatchResult result;
     if (const Status status = rounds.dispatch(communication, tensors.input(), {}, result); !status.ok()) return status;
-    const TensorView& shown = result.hidden_states;
-    std::vector<std::int64_t> dims(shown.shape.begin(), shown.shape.begin() + shown.num_dims - 1);
-    dims.push_back(shape().hidden_size);
-    const support::Tensor rows(shape().dtype, dims);
+    const support::Tensor rows = expert_output_for(shape(), result);
     support::Tensor output(shape().dtype, {tensors.num_tokens(), shape().hidden_size});
     TensorView view = output.view();
     return rounds.combine(communication, result.handle, {.expert_output = rows.view()}, {}, view);

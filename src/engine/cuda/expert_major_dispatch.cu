@@ -35,12 +35,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   std::byte* lines = memory + table_bytes;
   const Common& common = task.common;
   std::uint32_t* state = task.route.state;
+  const SentTable sent = sent_table(task, table);
   fetch_parameters(task);
-  if (task.sends) clear_table(task, sent_table(task, table));
+  if (task.sends) clear_table(task, sent);
   wait_for_kernels_before();
   const Start start = read_start(common, protocol::kDispatchPhase);
   const std::uint32_t of_round = task.sends ? 0 : state[kDispatchEpoch];
-  Sender<Row> sender(task, sent_table(task, table), lines);
+  Sender<Row> sender(task, sent, lines);
   if (task.sends) sender.begin();
   const std::uint32_t epoch = task.sends ? start.epoch + 1 : of_round;
   // Before any wait: what this rank has read since may be what it waits for itself, as its peers do.
